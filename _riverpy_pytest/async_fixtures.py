@@ -45,11 +45,11 @@ def riverpy_engine(riverpy_url: str) -> sqlalchemy.ext.asyncio.AsyncEngine:
     arguments = make_engine_arguments("riverpy_session", riverpy_url, "asyncpg")
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    from riverpy._postgres.driver import ArrayTypeConnection
+    from riverpy._postgres.driver import ConnectionWithKnownArrayTypes
     from riverpy.testing.loop_pool import LoopPool
 
     # Without it, asyncpg would query types in each test, which takes 6 ms.
-    arguments["connect_args"] = {"connection_class": ArrayTypeConnection}
+    arguments["connect_args"] = {"connection_class": ConnectionWithKnownArrayTypes}
     return create_async_engine(**arguments, poolclass=LoopPool)
 
 

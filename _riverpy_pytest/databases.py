@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from riverpy.testing.async_fixtures import SessionMaker
-    from riverpy.testing.run_databases import RunDatabases
+    from riverpy.testing.run_databases import PytestRunDatabases
 
     Prepare = Callable[[str], Awaitable[object] | object]
 
@@ -44,7 +44,7 @@ def riverpy_prepare() -> Prepare:
 
 
 @pytest.fixture(scope="session")
-def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases]:
+def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[PytestRunDatabases]:
     config = request.config
     given: dict[str, Any] = getattr(config, "workerinput", {})
     run, worker = config.stash[RUN_NUMBER], given.get("workerid", "main")
@@ -56,12 +56,12 @@ def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases
     }
     name, url = next(((name, url) for name, url in sources.items() if url), [*sources.items()][-1])
 
-    from riverpy.testing.run_databases import open_run_databases
+    from riverpy.testing.run_databases import open_pytest_run_databases
 
     with (
         nullcontext(url) if url else _start_server() as server_url,
         _failing_without_server(),
-        open_run_databases(server_url, run, worker, name) as databases,
+        open_pytest_run_databases(server_url, run, worker, name) as databases,
     ):
         yield databases
 
@@ -97,7 +97,7 @@ def _start_server() -> Generator[str]:
 
 
 @pytest.fixture(scope="session")
-def riverpy_url(_riverpy_databases: RunDatabases, riverpy_prepare: Prepare) -> str:
+def riverpy_url(_riverpy_databases: PytestRunDatabases, riverpy_prepare: Prepare) -> str:
     """The URL of the database of this process, with riverpy's tables and what `riverpy_prepare`
     adds. Each worker of pytest-xdist has its own."""
     with _failing_without_server():
@@ -107,7 +107,7 @@ def riverpy_url(_riverpy_databases: RunDatabases, riverpy_prepare: Prepare) -> s
 @pytest.fixture
 def riverpy_empty_tables(
     request: pytest.FixtureRequest,
-    _riverpy_databases: RunDatabases,
+    _riverpy_databases: PytestRunDatabases,
     riverpy_url: str,
     riverpy_session_makers: Sequence[SessionMaker],
     _riverpy_refused_sessions: None,
@@ -122,7 +122,7 @@ def riverpy_empty_tables(
     _empty_tables(_riverpy_databases)
 
 
-def _empty_tables(databases: RunDatabases) -> None:
+def _empty_tables(databases: PytestRunDatabases) -> None:
     """Empty the tables after a test. Fail with a short text if an open session has locked a
     table."""
     from riverpy.errors import RiverError
@@ -141,7 +141,7 @@ def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator
         yield
         return
     request.getfixturevalue("riverpy_url")
-    databases: RunDatabases = request.getfixturevalue("_riverpy_databases")
+    databases: PytestRunDatabases = request.getfixturevalue("_riverpy_databases")
 
     from riverpy.errors import TransactionError
 
@@ -151,7 +151,7 @@ def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator
     try:
         databases.end_transactions(before)
         if _may_commit_unseen(request):
-            databases.expect_empty_tables()
+            databases.empty_tables_and_require_empty()
     except TransactionError as error:
         fail(str(error))
 

@@ -333,7 +333,7 @@ def _find_port_problem(port: str) -> str | None:
 # -- the server
 
 
-class Server(NamedTuple):
+class DatabaseAddress(NamedTuple):
     """The server, user and database that a URL and the environment select. It contains no
     password."""
 
@@ -359,7 +359,7 @@ class Server(NamedTuple):
         return f"database {self.database} of user {self.user} at {self.hosts}"
 
 
-def server_from_url(url: str, environ: Mapping[str, str] = os.environ) -> Server:
+def database_address_from_url(url: str, environ: Mapping[str, str] = os.environ) -> DatabaseAddress:
     """Return the server that a valid URL and the environment variables `PG*` select.
 
     Raises:
@@ -388,7 +388,7 @@ def server_from_url(url: str, environ: Mapping[str, str] = os.environ) -> Server
     database = (
         unquote(parts.path[1:]) or find_setting("dbname", "database", variable="PGDATABASE") or user
     )
-    return Server(_add_ports_to_hosts(hosts or _DEFAULT_HOSTS, ports), user, database)
+    return DatabaseAddress(_add_ports_to_hosts(hosts or _DEFAULT_HOSTS, ports), user, database)
 
 
 def _add_ports_to_hosts(hosts: str, ports: list[str]) -> str:
@@ -450,7 +450,7 @@ def url_for_display(url: str) -> str:
     """Return the URL without its password. If the URL comes from `make_pg_variables_url`, return a
     text about the server instead."""
     if url.partition("?service=")[0] == _EMPTY_URL:
-        return str(server_from_url(url))
+        return str(database_address_from_url(url))
     return mask_passwords(url)
 
 
@@ -516,7 +516,7 @@ def find_ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ)
             continue
         reason = _find_unsupported_parameter_problem(parameter, value, sslmode)
         is_about_network = parameter != "requirepeer"
-        if reason and not (is_about_network and server_from_url(url, environ).is_local):
+        if reason and not (is_about_network and database_address_from_url(url, environ).is_local):
             raise ConfigError(f"the variable {variable} {reason}")
         ignored.append(variable)
     return tuple(ignored)

@@ -285,12 +285,12 @@ def _encode_pydantic_model(value: object, depth: int, *, as_args: bool = False) 
     if not isinstance(dumped, dict):  # the model is a RootModel
         return _encode_value(dumped, depth)
     members = cast("dict[str, object]", dumped)
-    items = ((key, _make_field_prefix(key), members[key]) for key in members)
+    items = ((key, _encode_field_name_and_colon(key), members[key]) for key in members)
     return f"{{{_encode_members(items, depth)}}}"
 
 
 @lru_cache(maxsize=4096)
-def _make_field_prefix(name: str) -> str | None:
+def _encode_field_name_and_colon(name: str) -> str | None:
     """Return the encoded name of a field and a colon. None: PostgreSQL refuses the name."""
     try:
         return f"{_encode_str(name, 0)}:"
@@ -393,7 +393,7 @@ _REFUSED_ESCAPE_START_PATTERN = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _BRACKET_OR_STRING_PATTERN = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
 
 
-def normalize(text: str, *, path: str = "$") -> str:
+def compact_like_go(text: str, *, path: str = "$") -> str:
     """Remove spaces from JSON text, and apply Go's escapes.
 
     The order of keys, repeated keys and the text of numbers do not change.
@@ -411,11 +411,11 @@ def normalize(text: str, *, path: str = "$") -> str:
         raise _make_depth_error().make_args_error(path) from None
 
 
-def normalize_object(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
+def compact_object_like_go(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
     """Remove spaces from the text of a JSON object, and apply Go's escapes; see `normalize`. If
     `may_be_array` is True, the text may also be an empty array: River treats it as an empty object
     in args."""
-    compact = normalize(text, path=path)
+    compact = compact_like_go(text, path=path)
     if not compact.startswith("{") and not (may_be_array and compact == "[]"):
         raise ArgsError(f"{path}: must be a JSON object, got {compact[:80]}", path=path)
     return compact

@@ -66,7 +66,7 @@ class StopScope:
         """The time by which the service must make progress, in monotonic seconds; infinity: the
         service may wait without a limit."""
 
-    def expect_progress(self, within: float) -> None:
+    def set_progress_deadline(self, within: float) -> None:
         """Record that the service makes progress, and that the next call of this method must come
         within `within` seconds. If that call is late by more than `SERVICE_PROGRESS_DELAY_MAX`, the
         service counts as stuck."""
@@ -136,7 +136,7 @@ class Service(Protocol):
         ...
 
 
-class _ServiceMember(NamedTuple):
+class _ServiceGroupMember(NamedTuple):
     """A service that runs in a `ServiceGroup`."""
 
     service: Service
@@ -154,7 +154,7 @@ class ServiceGroup:
 
     def __init__(self, parent: StopScope | None = None) -> None:
         self._parent = parent
-        self._members: dict[StopScope, _ServiceMember] = {}
+        self._members: dict[StopScope, _ServiceGroupMember] = {}
         self._task_group: TaskGroup = anyio.create_task_group()
         self._context = contextvars.copy_context()
 
@@ -202,12 +202,14 @@ class ServiceGroup:
         for scope in self._members:
             scope.progress_deadline += seconds
 
-    def _add_member(self, service: Service) -> _ServiceMember:
+    def _add_member(self, service: Service) -> _ServiceGroupMember:
         scope = StopScope(self._parent)
-        self._members[scope] = member = _ServiceMember(service, scope, asyncio.Event())
+        self._members[scope] = member = _ServiceGroupMember(service, scope, asyncio.Event())
         return member
 
-    async def _run_member(self, member: _ServiceMember, *, task_status: TaskStatus[None]) -> None:
+    async def _run_member(
+        self, member: _ServiceGroupMember, *, task_status: TaskStatus[None]
+    ) -> None:
         try:
             with member.scope as scope:
                 # The group may stop a service before it starts. Then `run` is not called.

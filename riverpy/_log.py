@@ -237,7 +237,7 @@ class RepeatedFailureLog:
                 self._log.info(event, **keys)
 
 
-class NotificationQueueLog:
+class ServerNotificationQueueLog:
     """Logs once that the server's notification queue is full, and once that it has room again."""
 
     def __init__(self) -> None:

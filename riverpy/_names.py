@@ -44,8 +44,8 @@ EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 """The metadata key of the time at which a job expires, by the server's clock. From this time on, no
 attempt of the job starts. The value is a text such as `2026-01-31T18:00:00.000000Z`."""
 PERIODIC_RUN_METADATA_KEY = "riverpy:periodic_run"
-"""The metadata key of a `PeriodicRun` as JSON: why the leader inserted this job of a periodic job,
-and for which time. River does not store it."""
+"""The metadata key of a `PeriodicInsertReason` as JSON: why the leader inserted this job of a
+periodic job, and for which time. River does not store it."""
 SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""

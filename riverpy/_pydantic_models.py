@@ -58,7 +58,7 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
         TypeError: the model is of pydantic 1.
         ModelValueError: a value is a secret, has no JSON form, or its serializer failed.
     """
-    _expect_pydantic_2(type(model))
+    _require_pydantic_2(type(model))
     value: Any = model
     untyped = None
     try:
@@ -70,7 +70,7 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
     except Exception as error:  # serializers of the user may raise anything
         raise ModelValueError(str(error), _find_keys_of_unwritable_part(value)) from None
     if untyped is not None:
-        _expect_no_lost_value(untyped, ())
+        _require_lossless_value(untyped, ())
     return dumped
 
 
@@ -128,7 +128,7 @@ def make_model_decoder(cls: type[Any]) -> Callable[[str], Any]:
         NameError: an annotation cannot be resolved.
         TypeError: the JSON of such a model could never be decoded into the model again.
     """
-    _expect_pydantic_2(cls)
+    _require_pydantic_2(cls)
     if not cls.__pydantic_complete__:
         cls.model_rebuild()
     _check_field_types(cls, "$", set())
@@ -137,7 +137,7 @@ def make_model_decoder(cls: type[Any]) -> Callable[[str], Any]:
     return cls.model_validate_json
 
 
-def expect_json_object_model(cls: type[Any]) -> None:
+def require_json_object_model(cls: type[Any]) -> None:
     """Raise TypeError if a model is a RootModel whose values can never be JSON objects."""
     schema: Any = cls.__pydantic_core_schema__
     while schema["type"] in {"model", "definitions", "function-after"}:
@@ -174,7 +174,7 @@ def find_validation_problem(error: Exception) -> tuple[str, str] | None:
     return f"${path}", str(problem["msg"])
 
 
-def _expect_pydantic_2(cls: type[Any]) -> None:
+def _require_pydantic_2(cls: type[Any]) -> None:
     if not hasattr(cls, "model_validate_json"):
         raise TypeError(
             f"{cls.__qualname__} is a model of pydantic 1: derive it from the BaseModel of "
@@ -259,11 +259,11 @@ def _is_secret_class(cls: type[Any]) -> bool:
     )
 
 
-def _expect_no_lost_value(value: Any, keys: tuple[str | int, ...]) -> None:
+def _require_lossless_value(value: Any, keys: tuple[str | int, ...]) -> None:
     """Raise ModelValueError if pydantic would write a part of this value as another value. `keys`
     lead from the model to the value."""
     for key, part in _list_keys_and_items(value):
-        _expect_no_lost_value(part, (*keys, key))
+        _require_lossless_value(part, (*keys, key))
     if isinstance(value, float) and not math.isfinite(value):
         raise ModelValueError(f"{value} has no JSON form; use None or a string", keys)
     if _is_secret_class(cast("type[Any]", type(value))):

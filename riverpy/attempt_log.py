@@ -111,7 +111,7 @@ def format_log_time(time: datetime | None = None) -> str:
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def to_printable_text(value: object, *, is_quoted: bool) -> str:
+def to_text_or_placeholder(value: object, *, is_quoted: bool) -> str:
     """Return the text of a value or, if `is_quoted` is True, its `repr`. This never raises."""
     try:
         return repr(value) if is_quoted else str(value)
@@ -124,15 +124,15 @@ def _format_message(message: str, args: tuple[object, ...]) -> str:
     match the placeholders, return the message, the values and a note. A wrong log message must not
     fail the job."""
     if not args:
-        return to_printable_text(message, is_quoted=False)
+        return to_text_or_placeholder(message, is_quoted=False)
     # As in `logging`, a message such as "%(name)s" gets its values from one mapping.
     has_mapping = len(args) == 1 and isinstance(args[0], Mapping)
     values: object = next(iter(args)) if has_mapping else args
     try:
         return message % values
     except Exception as error:
-        texts = ", ".join(to_printable_text(value, is_quoted=True) for value in args)
+        texts = ", ".join(to_text_or_placeholder(value, is_quoted=True) for value in args)
         return (
-            f"{to_printable_text(message, is_quoted=False)} [not formatted, "
+            f"{to_text_or_placeholder(message, is_quoted=False)} [not formatted, "
             f"{type(error).__name__}; values: {texts}]"
         )

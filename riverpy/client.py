@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from riverpy._calls.base import TransactionIsolation, open_savepoint
 from riverpy._calls.events import EventMethods
-from riverpy._calls.executions import ExecutionMethods
+from riverpy._calls.executions import RunOnceMethods
 from riverpy._calls.job_batches import JobBatchMethods
 from riverpy._calls.job_lists import JobListMethods
 from riverpy._calls.jobs import JobMethods
@@ -32,7 +32,7 @@ from riverpy._client_arguments import (
 from riverpy._clients.process import ProcessAndLoop
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
-from riverpy._insert.inserter import NO_CONNECTION_ERROR_TEXT, Inserter, make_shared_insert_setup
+from riverpy._insert.inserter import NO_CONNECTION_ERROR_TEXT, Inserter, make_shared_statement_setup
 from riverpy._insert.retries import ACQUIRE_CONNECTION_TIMEOUT, POOL_STATEMENT_TIMEOUT
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
@@ -78,7 +78,7 @@ class Client(
     JobBatchMethods,
     QueueMethods,
     PeriodicJobMethods,
-    ExecutionMethods,
+    RunOnceMethods,
     LeadershipMethods,
     LeaseMethods,
     EventMethods,
@@ -141,7 +141,7 @@ class Client(
         self._abandoned_claim_keys: frozenset[ClaimKey] = frozenset()
         self._child_processes = ChildProcessPool()
         self._log = get_logger()
-        self._periodic_jobs = PeriodicJobs(periodic_jobs, self._known_kinds)
+        self._periodic_jobs = PeriodicJobs(periodic_jobs, self._insertable_kinds)
         self._set_database_and_queues(database=database, queues={} if queues is None else queues)
 
     @property
@@ -261,7 +261,7 @@ class Client(
         """
         refuse_client_during_main_import()
         if self._opened_in is not None:
-            self._opened_in.expect_current("the client")
+            self._opened_in.require_current("the client")
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
@@ -318,7 +318,7 @@ class Client(
             raise ClientStateError(
                 "the client is not open: use `async with client:`, or give a transaction with tx="
             )
-        self._opened_in.expect_current("the client")
+        self._opened_in.require_current("the client")
         return self._pool
 
     @asynccontextmanager
@@ -354,7 +354,7 @@ class Client(
 
     # -- inserting
 
-    def _known_kinds(self) -> Workers | None:
+    def _insertable_kinds(self) -> Workers | None:
         """Return the kinds that this client may insert. None means all kinds."""
         return get_known_kinds(self._config, self._workers)
 
@@ -368,7 +368,7 @@ class Client(
             insert_settings=make_insert_settings(self._config, self._workers),
             plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=make_insert_clock(self._config),
-            shared_insert_setup=make_shared_insert_setup(
+            shared_insert_setup=make_shared_statement_setup(
                 self._database, self._config, self._password, self._get_open_pool
             ),
         )
@@ -456,17 +456,17 @@ class Client(
         """
         refuse_client_during_main_import()
         if self._opened_in is not None:
-            self._opened_in.expect_current("the client")
+            self._opened_in.require_current("the client")
         if self._run is not None:
             raise ClientStateError("the client runs already")
-        run = self._run = self._last_run = self._make_run()
+        run = self._run = self._last_run = self._make_client_run()
         if self._stop_next_run is not None:
             self._stop_next_run(run)
         try:
             async with AsyncExitStack() as opened:
                 opened.enter_context(set_running_client(self))
                 if not self.is_open:
-                    with run.until_stop_requested():
+                    with run.cancelling_at_stop_request():
                         await opened.enter_async_context(self)
                 return await run.run(drain=drain, task_status=task_status)
         finally:
@@ -475,7 +475,8 @@ class Client(
             self._subscription_manager.close()
             self._leadership_publisher.close()
 
-    def _make_run(self) -> ClientRun:
+    def _make_client_run(self) -> ClientRun:
+        """Return the object that works the client's jobs. Raise ConfigError if it has no work."""
         if not self._queues and not self._singleton_registry.singletons_by_name:
             raise ConfigError(
                 'there is no queue to work: Client(…, queues={"default": QueueConfig()})'
@@ -490,6 +491,7 @@ class Client(
             return ClientRun(parts, abandoned_claim_keys=self._abandoned_claim_keys)
 
     def _make_client_parts(self, url: str | None, workers: Workers) -> ClientParts:
+        """Return the parts of this client that all its runs use."""
         return ClientParts(
             id=self.id,
             url=url,

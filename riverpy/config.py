@@ -98,7 +98,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     starts."""
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        _check_types_and_limits(self)
 
 
 class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,7 +313,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return min(RESCUE_AFTER_DEFAULT + self.job_timeout, SETTING_DURATION_MAX)
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        _check_types_and_limits(self)
         if self.schema is not None:
             validate_schema_name(self.schema)
         if self.id is not None:
@@ -321,21 +321,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.name is not None:
             validate_client_id(self.name)
         if self.listen_url is not None:
-            _expect_type("listen_url", self.listen_url, str)
+            _check_type("listen_url", self.listen_url, str)
             validate_url(self.listen_url)
         if self.clock is not None and not callable(self.clock):
             raise ConfigError(
                 f"clock must be a function that returns a time, got {type(self.clock).__name__}"
             )
-        _expect_method("retry_policy", self.retry_policy, "next_retry")
+        _check_method("retry_policy", self.retry_policy, "next_retry")
         if is_async_function(self.retry_policy.next_retry):
             raise ConfigError(
                 "retry_policy: next_retry must be a plain function, not an `async def`"
             )
         if self.error_handler is not None:
-            _expect_method("error_handler", self.error_handler, "handle_error")
+            _check_method("error_handler", self.error_handler, "handle_error")
         if self.job_stuck_handler is not None:
-            _expect_method("job_stuck_handler", self.job_stuck_handler, "handle_stuck")
+            _check_method("job_stuck_handler", self.job_stuck_handler, "handle_stuck")
         PluginLists(self.plugins, self.hooks, self.middleware)  # the constructor checks the objects
         if self.max_leases is not None and self.max_leases < 1:
             raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
@@ -343,7 +343,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         self._check_maintenance_settings()
 
     def _check_leader_settings(self) -> None:
-        _expect_type("leader_domain", self.domain, str)
+        _check_type("leader_domain", self.domain, str)
         validate_domain_name(self.domain)
         queues = self.domain_queues
         if queues is not None and not _is_list_of_names(queues):
@@ -361,7 +361,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"rescue_after must be at least job_timeout ({job_timeout}), got {rescue_after}"
             )
-        _expect_type("retention", self.retention, JobRetention)
+        _check_type("retention", self.retention, JobRetention)
         _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue_name)
         _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
         names = self.reindexer_index_names
@@ -437,10 +437,10 @@ def check_queues(queues: Mapping[str, QueueConfig]) -> None:
 def _check_retentions(
     setting: str, retentions: Mapping[str, JobRetention], validate_name: Callable[[str], None]
 ) -> None:
-    _expect_type(setting, retentions, Mapping)
+    _check_type(setting, retentions, Mapping)
     for name, retention in retentions.items():
         validate_name(name)
-        _expect_type(f"{setting}[{name!r}]", retention, JobRetention)
+        _check_type(f"{setting}[{name!r}]", retention, JobRetention)
 
 
 def _check_reindexer_schedule(schedule: PeriodicSchedule) -> None:
@@ -464,14 +464,14 @@ def _is_list_of_names(values: object) -> bool:
     return all(isinstance(name, str) and name != "" and "\0" not in name for name in names)
 
 
-def _expect_type(name: str, value: object, expected: type[Any]) -> None:
+def _check_type(name: str, value: object, expected: type[Any]) -> None:
     if not isinstance(value, expected) or isinstance(value, bool):
         is_seconds = expected is timedelta and type(value) in {int, float}
         hint = f": timedelta(seconds={value})" if is_seconds else ""
         raise ConfigError(f"{name} must be {expected.__name__}, got {type(value).__name__}{hint}")
 
 
-def _expect_method(name: str, value: object, method_name: str) -> None:
+def _check_method(name: str, value: object, method_name: str) -> None:
     if isinstance(value, type):
         raise ConfigError(f"{name} takes an object, got the class {value.__name__}: call it")
     if not callable(getattr(value, method_name, None)):
@@ -481,7 +481,7 @@ def _expect_method(name: str, value: object, method_name: str) -> None:
 
 
 def _check_duration(name: str, value: timedelta, minimum: tuple[timedelta, str]) -> None:
-    _expect_type(name, value, timedelta)
+    _check_type(name, value, timedelta)
     shortest, text = minimum
     if value < shortest:
         raise ConfigError(f"{name} must be {text} or more, got {value}")
@@ -489,7 +489,7 @@ def _check_duration(name: str, value: timedelta, minimum: tuple[timedelta, str])
         raise ConfigError(f"{name} must be {SETTING_DURATION_MAX.days} days or less, got {value}")
 
 
-def _check_fields(settings: QueueConfig | Config) -> None:
+def _check_types_and_limits(settings: QueueConfig | Config) -> None:
     """Check all fields whose annotation is a bool, a number or a duration. Raise ConfigError if a
     value is not allowed."""
     for name, annotation in type(settings).__annotations__.items():
@@ -500,7 +500,7 @@ def _check_fields(settings: QueueConfig | Config) -> None:
         if type_name == "timedelta":
             _check_duration(name, value, _MINIMUM_BY_SETTING.get(name, _MILLISECOND_MINIMUM))
         elif type_name == "int":
-            _expect_type(name, value, int)
+            _check_type(name, value, int)
             maximum = _MAXIMUM_BY_SETTING.get(name)
             if maximum is not None and not 1 <= value <= maximum:
                 raise ConfigError(f"{name} must be between 1 and {maximum}, got {value}")

@@ -121,10 +121,10 @@ class JobRow:
         self._row = row
 
     def __repr__(self) -> str:
-        state = get_stored_state(self)
+        state = get_raw_state(self)
         return f"<{type(self).__name__} {self.id} {self.kind} {state} attempt {self.attempt}>"
 
-    def columns(self) -> Sequence[Any]:
+    def get_encoded_values(self) -> Sequence[Any]:
         """Return the encoded values of the row, in the order of `JobColumn`."""
         return self._row
 
@@ -151,7 +151,7 @@ class JobRow:
     @property
     def attempted_by(self) -> list[str]:
         """The ids of the clients that claimed the job, the newest last; at most 100."""
-        return list(self.columns()[JobColumn.ATTEMPTED_BY] or ())
+        return list(self.get_encoded_values()[JobColumn.ATTEMPTED_BY] or ())
 
     @property
     def created_at(self) -> datetime:
@@ -255,10 +255,10 @@ class JobRow:
         return [state for bit, state in enumerate(UNIQUE_STATE_BY_BIT) if mask >> bit & 1]
 
 
-def get_stored_state(job: JobRow) -> str:
+def get_raw_state(job: JobRow) -> str:
     """Return the state of a job as the database stores it. It may be a state that is not in
     `JobState`, if a newer version of River has stored it."""
-    return job.columns()[JobColumn.STATE]
+    return job.get_encoded_values()[JobColumn.STATE]
 
 
 class CancelFlag:

@@ -142,7 +142,7 @@ def _read_output_text(row: JobRow) -> str:
     """Return the output as JSON text, or `null` if the job has no output."""
     try:
         members = msgspec.json.decode(
-            row.columns()[JobColumn.METADATA], type=dict[str, msgspec.Raw]
+            row.get_encoded_values()[JobColumn.METADATA], type=dict[str, msgspec.Raw]
         )
     except msgspec.ValidationError:  # the metadata is no object
         return "null"

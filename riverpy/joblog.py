@@ -17,7 +17,7 @@ from riverpy.attempt_log import (
     ENTRY_SIZE_MAX,
     AttemptLog,
     format_log_time,
-    to_printable_text,
+    to_text_or_placeholder,
 )
 from riverpy.context import running_job
 from riverpy.errors import ConfigError
@@ -89,7 +89,7 @@ class JobLog:
             text = log.close()
             if text:
                 entries = append_log_entry(job.metadata_text, job.attempt, text)
-                job.merge_metadata(LOG_METADATA_KEY, entries)
+                job.record_metadata(LOG_METADATA_KEY, entries)
 
 
 class JobLogHandler(logging.Handler):
@@ -148,18 +148,17 @@ def _find_running_job_log() -> AttemptLog | None:
 def _format_event(level: str, event_dict: MutableMapping[str, Any]) -> str:
     """Return a structlog event as text: one line, and the traceback if the event has an error."""
     values = dict(event_dict)
-    line = (
-        f"{format_log_time()} {level} {to_printable_text(values.pop('event', ''), is_quoted=False)}"
-    )
+    event = to_text_or_placeholder(values.pop("event", ""), is_quoted=False)
+    line = f"{format_log_time()} {level} {event}"
     for key in ("timestamp", "level"):  # the line already has these values
         values.pop(key, None)
     trace = values.pop("exception", None)
     exc_info = values.pop("exc_info", None)
     for key, value in values.items():
-        line += f" {key}={to_printable_text(value, is_quoted=True)}"
+        line += f" {key}={to_text_or_placeholder(value, is_quoted=True)}"
     if trace is None and exc_info:
         trace = _format_trace(exc_info)
-    return f"{line}\n{to_printable_text(trace, is_quoted=False)}" if trace else line
+    return f"{line}\n{to_text_or_placeholder(trace, is_quoted=False)}" if trace else line
 
 
 def _format_trace(exc_info: Any) -> str:

@@ -161,7 +161,7 @@ class LeaseManager:
             TransactionError: the caller's connection is in a transaction.
         """
         validate_lease_name(name)
-        self._expect_open()
+        self._require_open()
         lease, _wait = await self._engine.try_acquire(name)
         if lease is not None:
             self._acquired_leases.add(lease)
@@ -179,7 +179,7 @@ class LeaseManager:
                 lost.
             TransactionError: the caller's connection is in a transaction.
         """
-        self._expect_open()
+        self._require_open()
         return await self._engine.renewer.renew_lease(lease)
 
     async def release(self, lease: Lease) -> bool:
@@ -187,7 +187,7 @@ class LeaseManager:
 
         It is False if the lease had ended before, or if the database did not answer. If the
         database did not answer, a warning is logged and the lease expires."""
-        self._expect_open()
+        self._require_open()
         return await self._engine.release(lease)
 
     def hold(
@@ -212,15 +212,15 @@ class LeaseManager:
         """
         validate_lease_name(name)
         validate_wait(wait)
-        self._expect_open()
+        self._require_open()
         return self._engine.hold(name, wait=wait)
 
-    def _expect_open(self) -> None:
+    def _require_open(self) -> None:
         if self._opened_in is None:
             raise ClientStateError("the manager of leases is not open: use `async with manager:`")
         if self._is_closed:
             raise ClientStateError("the manager of leases is closed: make another")
-        self._opened_in.expect_current("the manager of leases")
+        self._opened_in.require_current("the manager of leases")
 
 
 def _make_timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:

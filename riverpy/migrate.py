@@ -252,7 +252,7 @@ class Migrator:
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
-        _expect_known_version(self._migration_line, target)
+        _require_known_version(self._migration_line, target)
         async with self._acquire_connection() as connection:
             state = await self._read_schema_state(connection)
         missing = [
@@ -379,7 +379,7 @@ class Migrator:
         raise MigrationError(f"{need}: run `riverpy migrate up --line {MAIN_MIGRATION_LINE}` first")
 
     def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
-        _expect_known_version(self._migration_line, target)
+        _require_known_version(self._migration_line, target)
         if state.skipped_versions(self._migration_line):
             raise MigrationError(state.make_skipped_versions_message(self._migration_line))
         plan = [
@@ -505,7 +505,7 @@ def _list_migrations_with_sql(
     if schema is not None:
         validate_schema_name(schema)
     for version in versions or ():
-        _expect_known_version(line, version)
+        _require_known_version(line, version)
     up = direction is Direction.UP
     found: list[tuple[Migration, str]] = []
     for version in sorted(versions or load_migrations(line), reverse=not up):
@@ -516,7 +516,7 @@ def _list_migrations_with_sql(
     return found
 
 
-def _expect_known_version(migration_line: str, version: int | None) -> None:
+def _require_known_version(migration_line: str, version: int | None) -> None:
     known = load_migrations(migration_line)
     if version is not None and version not in known:
         raise MigrationError(

@@ -220,7 +220,7 @@ class OpenTelemetryPlugin:
         """
         attributes: dict[str, AttributeValue] = dict(_INSERT_ATTRIBUTES)
         if error is not None:
-            attributes[_ERROR_TYPE_KEY] = self._limit_error_type("", error)
+            attributes[_ERROR_TYPE_KEY] = self._limit_error_label("", error)
         for queue, count in Counter(self._queue_labels(job.queue) for job in inserted_jobs).items():
             self._inserted_job_counter.add(count, {**attributes, _QUEUE_KEY: queue})
         if len(queues) == 1:
@@ -239,10 +239,10 @@ class OpenTelemetryPlugin:
             self._queue_wait_duration.record(max(wait, 0.0), attributes)
         attributes[_OUTCOME_KEY] = outcome = classify_attempt_ending(error)
         if error is not None and outcome == "failed":
-            attributes[_ERROR_TYPE_KEY] = self._limit_error_type(kind, error)
+            attributes[_ERROR_TYPE_KEY] = self._limit_error_label(kind, error)
         self._attempt_duration.record(seconds, attributes)
 
-    def _limit_error_type(self, kind: str, error: BaseException) -> str:
+    def _limit_error_label(self, kind: str, error: BaseException) -> str:
         labels = self._error_labels_by_kind.setdefault(kind, _LabelLimiter(KIND_ERROR_TYPES_MAX))
         return labels(_get_type_name(error))
 

@@ -158,7 +158,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
         """
         if timeout is not UNSET and timeout is not None:
             _check_timeout(timeout)
-        self._expect_queue(name)
+        self._require_queue(name)
         running = self._get_running_queues()
         if running is None:
             del self.configs[name]
@@ -182,7 +182,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
             ConfigError: `max_workers` is not allowed.
             ClientStateError: the client is starting or stopping.
         """
-        self._expect_queue(name)
+        self._require_queue(name)
         config = msgspec.structs.replace(self.configs[name], max_workers=max_workers)
         running = self._get_running_queues()
         if running is None:
@@ -195,7 +195,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
         if queues and not self._has_workers:
             raise ConfigError("a client with queues needs workers: Client(…, workers=…)")
 
-    def _expect_queue(self, name: str) -> None:
+    def _require_queue(self, name: str) -> None:
         if name not in self.configs:
             raise QueueNotFoundError(name)
 

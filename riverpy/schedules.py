@@ -129,6 +129,7 @@ class CronSchedule:
         return f"{_CRON_PREFIX}{self.expression} {self.timezone}{suffix}"
 
     def _find_next_fixed_time(self, after: datetime) -> datetime | None:
+        """Return the next time of an expression with fixed times, such as `0 9 * * *`."""
         local_time: datetime | None = self._to_local_time(after)
         while (local_time := self._find_next_local_time(local_time)) is not None:
             due = self._to_utc_time(local_time)
@@ -137,6 +138,7 @@ class CronSchedule:
         return None
 
     def _find_next_matching_time(self, after: datetime) -> datetime | None:
+        """Return the first instant after `after` whose local time matches the expression."""
         start = after.astimezone(UTC).replace(microsecond=0)
         local_time = self._to_local_time(start)
         while (local_time := self._find_next_local_time(local_time)) is not None:

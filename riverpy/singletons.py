@@ -46,7 +46,7 @@ class Singleton(NamedTuple):
         """Whether the function runs in a thread."""
         return not _has_function_type(self.fn, iscoroutinefunction)
 
-    def expect_not_awaitable(self, result: object) -> None:
+    def check_not_awaitable(self, result: object) -> None:
         """Check the result of a function that ran in a thread.
 
         Raises:

@@ -32,7 +32,7 @@ from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_worker_middleware
 from riverpy._process_functions import check_distinct_function_names, check_process_function
-from riverpy._pydantic_models import expect_json_object_model, is_model_class
+from riverpy._pydantic_models import is_model_class, require_json_object_model
 from riverpy.errors import ConfigError
 from riverpy.job import Job
 from riverpy.middleware import WorkerMiddleware
@@ -137,7 +137,7 @@ class Workers:
         self._worker_by_kind: dict[str, RegisteredWorker] = {}
 
     def __len__(self) -> int:
-        return len(self.units())
+        return len(self.list_registered_workers())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._worker_by_kind)
@@ -149,7 +149,7 @@ class Workers:
         """Return the worker that is registered for this kind or alias, or None."""
         return self._worker_by_kind.get(kind)
 
-    def units(self) -> list[RegisteredWorker]:
+    def list_registered_workers(self) -> list[RegisteredWorker]:
         """Return each registered worker once, even if it has aliases, in the order of
         registration."""
         return [unit for kind, unit in self._worker_by_kind.items() if unit.kind == kind]
@@ -169,7 +169,7 @@ class Workers:
             raise ConfigError(f"include takes a Workers registry, got {type(other).__name__}")
         before = dict(self._worker_by_kind)
         try:
-            for unit in other.units():
+            for unit in other.list_registered_workers():
                 self._register(unit, replace=replace)
         except ConfigError:
             self._worker_by_kind = before
@@ -387,7 +387,7 @@ class Workers:
                 f" got {worker.next_retry!r}"
             )
         if worker.executor == "process":
-            for other in self.units():
+            for other in self.list_registered_workers():
                 if other.executor == "process" and other.kind != worker.kind:
                     check_distinct_function_names(worker.work, other.work)
         names = (worker.kind, *worker.aliases)
@@ -562,7 +562,7 @@ def make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
         args_class = cast("type[Any]", args_type)
         decode = make_decoder(args_class)
         if is_model_class(args_class):
-            expect_json_object_model(args_class)
+            require_json_object_model(args_class)
     except NameError as error:
         raise ConfigError(
             f"{described} cannot be decoded: its annotations cannot be resolved ({error}): import "

@@ -23,10 +23,10 @@ import structlog
 from riverpy import Client, Config, ConfigError
 from riverpy._dsn import (
     adapt_url_for_asyncpg,
+    database_address_from_url,
     find_ignored_pg_variables,
     make_pg_variables_url,
     mask_passwords,
-    server_from_url,
     url_for_display,
     validate_url,
 )
@@ -188,7 +188,7 @@ def test_config_shows_no_password() -> None:
 )
 def test_server(url: str, environ: Mapping[str, str], hosts: str, user: str, database: str) -> None:
     """The server comes from the URL, and from PG* variables for parts that the URL lacks."""
-    assert server_from_url(url, environ) == (hosts, user, database)
+    assert database_address_from_url(url, environ) == (hosts, user, database)
 
 
 def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,14 +196,14 @@ def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "services").write_text("[mine]\nhost=h\nport=7\nuser=u\ndbname=d\npassword=s3c\n")
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     monkeypatch.setenv("PGSERVICE", "mine")
-    assert server_from_url(make_pg_variables_url()) == ("h:7", "u", "d")
+    assert database_address_from_url(make_pg_variables_url()) == ("h:7", "u", "d")
     assert url_for_display(make_pg_variables_url()) == "database d of user u at h:7"
     monkeypatch.setenv("PGSERVICE", "other")
     with pytest.raises(ConfigError, match=r"there is no service 'other' in .*services"):
-        server_from_url(make_pg_variables_url())
+        database_address_from_url(make_pg_variables_url())
     (tmp_path / "services").write_text("[other]\npassword=s3cret%x\n")
     with pytest.raises(ConfigError, match="cannot be read") as caught:
-        server_from_url(make_pg_variables_url())
+        database_address_from_url(make_pg_variables_url())
     assert "s3cret" not in str(caught.value)
 
 
@@ -390,7 +390,7 @@ def test_libpq_parameter_of_a_service(tmp_path: Path) -> None:
     file = tmp_path / "services"
     file.write_text("[main]\nhost=h\nchannel_binding=require\npassword=s3cret\n")
     with pytest.raises(ConfigError) as caught:
-        server_from_url("postgres://?service=main", {"PGSERVICEFILE": str(file)})
+        database_address_from_url("postgres://?service=main", {"PGSERVICEFILE": str(file)})
     assert "parameter channel_binding" in str(caught.value)
     assert "s3" not in str(caught.value)
 

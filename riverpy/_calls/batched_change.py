@@ -16,8 +16,8 @@ from riverpy._postgres.driver import (
     PostgresError,
     UniqueViolationError,
     describe_error,
+    is_damaged_or_untranslatable_error,
     is_permanent_statement_error,
-    is_unreadable_value_error,
 )
 from riverpy._postgres.job_maintenance import job_set_lock_timeout
 from riverpy._without_loop import sleep
@@ -59,7 +59,7 @@ _ACCESS_ERROR_SQLSTATE_CLASS = "42"
 jobs."""
 
 
-class JobBatchStatement(Protocol):
+class JobBatchFunction(Protocol):
     """A function that executes the statement for one batch of jobs, for example
     `job_retry_batch`."""
 
@@ -90,7 +90,7 @@ class BatchedJobChange:
         self,
         transaction: TransactionOpener,
         schema: str | None,
-        statement: JobBatchStatement,
+        statement: JobBatchFunction,
         filters: CheckedFilters,
         limit: int | None,
         tx: CallerTransaction | None,
@@ -239,5 +239,5 @@ def _is_job_refused(error: PostgresError) -> bool:
     """Return whether one of the jobs caused this error of the statement."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return (
-        is_permanent_statement_error(error) or is_unreadable_value_error(error)
+        is_permanent_statement_error(error) or is_damaged_or_untranslatable_error(error)
     ) and not sqlstate.startswith(_ACCESS_ERROR_SQLSTATE_CLASS)

@@ -82,14 +82,14 @@ class EventMethods(ListeningMethods):
             if any(one is not None for one in (job_kinds, queues, job_ids)):
                 raise ConfigError("job_kinds, queues and job_ids filter only with fleet=True")
             return self._subscription_manager.subscribe(kinds, size)
-        self._expect_listening_allowed()
+        self._require_notifications()
         check_stream_size(size)
         follow_filter = make_follow_filter(kinds, job_kinds, queues, job_ids)
         follower = self._fleet_follower
         stream = FleetStream(follower, follow_filter, size)
-        return FleetSubscription(stream, follower.wait_until_announced)
+        return FleetSubscription(stream, follower.wait_until_wanted_events_announced)
 
-    def _expect_listening_allowed(self) -> None:
+    def _require_notifications(self) -> None:
         """Raise ConfigError if the client's settings do not allow it to receive notifications."""
         config = self._config
         if config.poll_only:
@@ -137,6 +137,7 @@ class EventMethods(ListeningMethods):
 
     @cached_property
     def _fleet_follower(self) -> FleetFollower:
+        """Follows fleet events and watched jobs for this client. It is created at its first use."""
         from riverpy._fleet.follower import FleetFollower  # most clients do not need it
 
         return FleetFollower(

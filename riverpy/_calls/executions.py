@@ -1,4 +1,4 @@
-"""ExecutionMethods: the methods of a client that run a function once for each key, even if many
+"""RunOnceMethods: the methods of a client that run a function once for each key, even if many
 processes call them with the same key."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _KeyLockedError(Exception):
     """Another transaction has locked the key. The same statement may succeed later."""
 
 
-class ExecutionMethods(ClientMethods):
+class RunOnceMethods(ClientMethods):
     """The methods of a client that run a function once for each key."""
 
     @cached_property
@@ -177,7 +177,7 @@ class ExecutionMethods(ClientMethods):
         """
         _validate_arguments(key, fn, kept=kept, wait=wait)
         if tx is None:
-            await self._retry_unrecorded_failures()
+            await self._record_unrecorded_failures()
         attempt = partial(self._try_to_run_once, key, fn, kept, tx)
         return await _retry_while_key_locked(wait, attempt)
 
@@ -240,7 +240,7 @@ class ExecutionMethods(ClientMethods):
                 could not be recorded within 10 seconds.
         """
         _validate_arguments(key, fn, kept=kept)
-        await self._retry_unrecorded_failures()
+        await self._record_unrecorded_failures()
         attempt = partial(self._try_to_claim_key, key, None, kept)
         claim = await _retry_while_key_locked(KEY_WAIT_TIMEOUT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
@@ -289,7 +289,7 @@ class ExecutionMethods(ClientMethods):
                 recorded within 10 seconds.
         """
         _validate_arguments(key, fn, kept=kept, expires_after=expires_after)
-        await self._retry_unrecorded_failures()
+        await self._record_unrecorded_failures()
         if kept is not None and kept < expires_after:
             raise ConfigError(
                 f"kept ({kept}) must be at least expires_after ({expires_after}): otherwise the "
@@ -349,11 +349,13 @@ class ExecutionMethods(ClientMethods):
         """Record that the effect is complete, and return the Execution. Database errors are
         retried. A cancellation does not interrupt this method, because no other process knows that
         the effect happened."""
-        is_ours = await run_despite_cancellation(lambda: self._record_completion(claim, kept))
+        is_ours = await run_despite_cancellation(
+            lambda: self._record_completion_with_retries(claim, kept)
+        )
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
 
-    async def _record_completion(self, claim: Claim, kept: timedelta | None) -> bool:
+    async def _record_completion_with_retries(self, claim: Claim, kept: timedelta | None) -> bool:
         backoff = Backoff(_RECORD_RETRY_DELAY_MIN, _RECORD_RETRY_DELAY_MAX)
         deadline = anyio.current_time() + RECORD_COMPLETION_TIMEOUT
         while True:
@@ -404,7 +406,7 @@ class ExecutionMethods(ClientMethods):
         if len(claims) > UNRECORDED_FAILURES_MAX:
             del claims[next(iter(claims))]
 
-    async def _retry_unrecorded_failures(self) -> None:
+    async def _record_unrecorded_failures(self) -> None:
         """Record in the database the failures that could not be recorded before. Ignore database
         errors: the caller's next statement raises them."""
         if not self._unrecorded_failures:

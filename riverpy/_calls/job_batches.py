@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from riverpy._calls.base import ClientMethods
 from riverpy._calls.batched_change import BatchedJobChange
-from riverpy._calls.job_filters import check_filters, expect_filter
+from riverpy._calls.job_filters import check_filters, require_filter
 from riverpy._calls.job_page import (
     JOB_LIMIT_DEFAULT,
     check_job_id,
@@ -17,24 +17,28 @@ from riverpy._calls.job_page import (
 )
 from riverpy._postgres import job_lists
 from riverpy._postgres.damaged_jobs import translate_damage_error
-from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
+from riverpy._postgres.driver import (
+    PostgresError,
+    describe_error,
+    is_damaged_or_untranslatable_error,
+)
 from riverpy.errors import ConfigError, JobDamagedError, JobRunningError, NotFoundError
 from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from riverpy._calls.batched_change import JobBatchStatement
+    from riverpy._calls.batched_change import JobBatchFunction
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.job_list import JobChanges, JobFilters
 
 
-class BatchMethod(NamedTuple):
+class NamedBatchFunction(NamedTuple):
     """A method that changes jobs in batches: its name, and the function that executes the statement
     for one batch."""
 
     method_name: str
-    statement: JobBatchStatement
+    statement: JobBatchFunction
 
 
 class JobBatchMethods(ClientMethods):
@@ -93,14 +97,14 @@ class JobBatchMethods(ClientMethods):
         checked = check_filters(filters)
         check_limit(limit)
         if not unsafe_all:
-            expect_filter(checked, "job_delete_many")
+            require_filter(checked, "job_delete_many")
         try:
             async with self._transaction(tx) as connection:
                 rows = await job_lists.job_delete_many(
                     connection, self._config.schema, checked.values, limit
                 )
         except PostgresError as error:
-            if not is_unreadable_value_error(error):
+            if not is_damaged_or_untranslatable_error(error):
                 raise
             raise JobDamagedError(
                 f"the server cannot read one of the jobs to delete ({describe_error(error)}), so "
@@ -141,7 +145,7 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        method = BatchMethod("job_retry_many", job_lists.job_retry_batch)
+        method = NamedBatchFunction("job_retry_many", job_lists.job_retry_batch)
         return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def job_cancel_many(
@@ -161,7 +165,7 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        method = BatchMethod("job_cancel_many", job_lists.job_cancel_batch)
+        method = NamedBatchFunction("job_cancel_many", job_lists.job_cancel_batch)
         return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def job_delete_in_batches(
@@ -181,12 +185,12 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        method = BatchMethod("job_delete_in_batches", job_lists.job_delete_batch)
+        method = NamedBatchFunction("job_delete_in_batches", job_lists.job_delete_batch)
         return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def _change_jobs_in_batches(
         self,
-        method: BatchMethod,
+        method: NamedBatchFunction,
         filters: JobFilters,
         limit: int | None,
         on_progress: Callable[[JobChanges], object] | None,
@@ -194,7 +198,7 @@ class JobBatchMethods(ClientMethods):
     ) -> JobChanges:
         schema, statement = self._config.schema, method.statement
         checked = check_filters(filters)
-        expect_filter(checked, method.method_name)
+        require_filter(checked, method.method_name)
         if limit is not None:
             check_whole_number(limit, "limit", 2**63 - 1)
         if on_progress is not None:

@@ -50,7 +50,7 @@ class JobPosition(NamedTuple):
     by id, or the job has no time."""
 
 
-class CursorParameters(NamedTuple):
+class CursorSqlParameters(NamedTuple):
     """The position that a cursor contains, as parameters for SQL statements."""
 
     id: int
@@ -71,7 +71,7 @@ def encode_cursor(position: JobPosition) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def decode_cursor(text: str, order: JobOrder) -> CursorParameters:
+def decode_cursor(text: str, order: JobOrder) -> CursorSqlParameters:
     """Return the position that a cursor contains. `order` is the order of the list to read. Both
     alphabets of base64 are accepted, with or without padding. Unknown JSON keys are ignored.
 
@@ -90,26 +90,26 @@ def decode_cursor(text: str, order: JobOrder) -> CursorParameters:
         )
     except (ValueError, msgspec.DecodeError, RecursionError):
         raise _make_cursor_error(text, "it is not base64 of a JSON object") from None
-    job_id = _decode_member(members, "id")
+    job_id = _decode_cursor_member(members, "id")
     if not isinstance(job_id, int) or isinstance(job_id, bool) or job_id not in _INT64_RANGE:
         raise _make_cursor_error(text, "`id` is not an integer of 64 bits")
-    sort_field = _decode_member(members, "sort_field")
+    sort_field = _decode_cursor_member(members, "sort_field")
     if sort_field not in get_args(JobOrder):
         raise _make_cursor_error(
             text, f"`sort_field` is not one of {', '.join(get_args(JobOrder))}"
         )
     if sort_field != order:
         raise _make_cursor_error(text, f"it is of a list ordered by {sort_field}, not by {order}")
-    time = _decode_member(members, "time")
+    time = _decode_cursor_member(members, "time")
     if "time" not in members or time == GO_ZERO_TIME_TEXT:
-        return CursorParameters(job_id, None)
+        return CursorSqlParameters(job_id, None)
     raw = _parse_cursor_time(time) if isinstance(time, str) else None
     if raw is None:
         raise _make_cursor_error(text, "`time` is not a time of RFC 3339")
-    return CursorParameters(job_id, raw)
+    return CursorSqlParameters(job_id, raw)
 
 
-def _decode_member(members: dict[str, msgspec.Raw], key: str) -> object:
+def _decode_cursor_member(members: dict[str, msgspec.Raw], key: str) -> object:
     try:
         return msgspec.json.decode(members.get(key, b"null"))
     except (msgspec.DecodeError, RecursionError):

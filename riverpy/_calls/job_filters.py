@@ -63,7 +63,7 @@ def check_filters(filters: JobFilters) -> CheckedFilters:
     )
 
 
-def expect_filter(filters: CheckedFilters, method_name: str) -> None:
+def require_filter(filters: CheckedFilters, method_name: str) -> None:
     """Raise ConfigError if there is no filter, because the method would then change all jobs. The
     error text contains `method_name`."""
     if not filters.values:
@@ -137,7 +137,7 @@ def _check_text(name: str, item: object) -> str:
     return item
 
 
-def _check_object(name: str, value: object) -> str:
+def _check_json_object(name: str, value: object) -> str:
     if not isinstance(value, Mapping):
         raise ConfigError(f"the filter {name} must be an object, got {type(value).__name__}")
     if not value:
@@ -153,8 +153,8 @@ _CHECK_BY_FILTER: dict[str, Callable[[str, object], object]] = {
     "states": _check_states,
     "tags_all": _check_texts,
     "tags_any": _check_texts,
-    "metadata": _check_object,
-    "args": _check_object,
+    "metadata": _check_json_object,
+    "args": _check_json_object,
     "error": _check_text,
 }
 """The function for each filter that validates its value and converts it for the SQL statement."""

@@ -9,7 +9,11 @@ from riverpy._calls.job_filters import check_filters
 from riverpy._calls.job_page import JOB_LIMIT_DEFAULT, check_limit, plan_page
 from riverpy._postgres import job_lists, jobs
 from riverpy._postgres.damaged_jobs import make_damaged_jobs_error, read_jobs_in_parts
-from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
+from riverpy._postgres.driver import (
+    PostgresError,
+    describe_error,
+    is_damaged_or_untranslatable_error,
+)
 from riverpy._timestamps import decode_wire_microseconds
 from riverpy.errors import JobDamagedError
 from riverpy.job import JobColumn, JobRow
@@ -144,14 +148,16 @@ class JobListMethods(ClientMethods):
             async with self._transaction(tx) as connection:
                 rows = plan.sort_rows(await job_lists.job_list(connection, schema, plan.statement))
         except PostgresError as error:
-            if not is_unreadable_value_error(error):
+            if not is_damaged_or_untranslatable_error(error):
                 raise
-            return await self._read_page_in_parts(plan, tx)
+            return await self._read_page_with_damaged_jobs(plan, tx)
         return JobPage(
             [JobRow(tuple(row)) for row in rows], plan.make_row_cursor(rows[-1]) if rows else None
         )
 
-    async def _read_page_in_parts(self, plan: PagePlan, tx: CallerTransaction | None) -> JobPage:
+    async def _read_page_with_damaged_jobs(
+        self, plan: PagePlan, tx: CallerTransaction | None
+    ) -> JobPage:
         """Read a page that contains a damaged job, i.e. one that the server cannot read. Read the
         ids of the page first, then the jobs in smaller and smaller parts."""
         schema = self._config.schema
@@ -164,7 +170,7 @@ class JobListMethods(ClientMethods):
                     lambda part: jobs.job_get_many(connection, schema, part),
                 )
         except PostgresError as error:
-            if not is_unreadable_value_error(error):
+            if not is_damaged_or_untranslatable_error(error):
                 raise
             raise JobDamagedError(
                 "the server cannot read a value that a filter on metadata or errors needs "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riverpy._calls.job_cursor import (
-    CursorParameters,
+    CursorSqlParameters,
     JobPosition,
     decode_cursor,
     encode_cursor,
@@ -136,12 +136,16 @@ def plan_page(
 
 def _get_start_position(
     after: str | JobRow, order: JobOrder, time_field: str | None
-) -> CursorParameters:
+) -> CursorSqlParameters:
     """Return the position of `after`, a cursor or a job. The page starts behind this position."""
     if not isinstance(after, JobRow):
         return decode_cursor(after, order)
-    raw = None if time_field is None else after.columns()[_COLUMN_BY_TIME_FIELD[time_field]]
-    return CursorParameters(
+    raw = (
+        None
+        if time_field is None
+        else after.get_encoded_values()[_COLUMN_BY_TIME_FIELD[time_field]]
+    )
+    return CursorSqlParameters(
         after.id, None if raw is None else format_postgres_time(decode_wire_microseconds(raw))
     )
 

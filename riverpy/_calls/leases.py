@@ -128,7 +128,7 @@ class LeaseMethods(EventMethods):
     def _lease_engine(self) -> ClientLeaseEngine:
         return ClientLeaseEngine(self._make_lease_engine)
 
-    def _make_lease_engine(self, unfinished_leases: list[Lease]) -> LeaseEngine:
+    def _make_lease_engine(self, leases_with_running_work: list[Lease]) -> LeaseEngine:
         config, holder = self._config, self.id
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
@@ -149,7 +149,7 @@ class LeaseMethods(EventMethods):
             timing=LeaseTiming.from_config(config),
             timer=Timer(),
             max_held=config.max_leases,
-            unfinished_leases=unfinished_leases,
+            leases_with_running_work=leases_with_running_work,
             publish_event=self._subscription_manager.publish_event,
             should_spread=config.spread_leases,
         )

@@ -29,13 +29,13 @@ class ListeningMethods(ClientMethods):
         self._listener_outage_tracker = ConnectionOutageTracker(
             outage_effect=LISTENING_OUTAGE_EFFECT, client_id=self.id
         )
-        return SharedListener(self._make_listener_notifier, self._listener_outage_tracker)
+        return SharedListener(self._make_notifier, self._listener_outage_tracker)
 
     @cached_property
     def _pool_connection(self) -> SharedPoolConnection:
         return SharedPoolConnection(self._get_open_pool)
 
-    def _make_listener_notifier(self) -> Notifier | None:
+    def _make_notifier(self) -> Notifier | None:
         """Create the notifier, which receives notifications on its own connection or on one from
         the caller's pool. Return None if `poll_only` is set, if the connection leads to a pooler,
         or if the pool is too small."""
@@ -49,7 +49,7 @@ class ListeningMethods(ClientMethods):
             pool_of_caller = database
 
             async def connect() -> Connection:
-                return await _take_connection(pool_of_caller)
+                return await _take_connection_out_of_pool(pool_of_caller)
 
         quiet = config.quiet_interval
         return Notifier(
@@ -63,7 +63,7 @@ class ListeningMethods(ClientMethods):
         )
 
 
-async def _take_connection(pool: Pool) -> Connection:
+async def _take_connection_out_of_pool(pool: Pool) -> Connection:
     """Take a connection out of the caller's pool and keep it. When it is closed, the pool replaces
     it."""
     connection: Any = await pool.acquire()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from riverpy._calls.base import ClientMethods
-from riverpy._insert.json_text import encode_metadata, utf8_size
+from riverpy._insert.json_text import encode_metadata_with_any_keys, utf8_size
 from riverpy._names import validate_queue_name
 from riverpy._postgres import queues
 from riverpy.errors import ArgsError, ConfigError, NotFoundError
@@ -85,7 +85,7 @@ class QueueMethods(ClientMethods):
                 7,999 bytes.
             NotFoundError: no client has worked a queue with this name.
         """
-        text = encode_metadata(metadata)
+        text = encode_metadata_with_any_keys(metadata)
         payload = msgspec.json.encode(
             {"action": "metadata_changed", "metadata": msgspec.Raw(text.encode()), "queue": name}
         ).decode()

@@ -15,7 +15,7 @@ import msgspec
 
 from riverpy._calls.job_page import check_job_id
 from riverpy._calls.listening import ListeningMethods
-from riverpy._insert.recorder import expect_no_recorder
+from riverpy._insert.recorder import require_no_recorder
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
@@ -113,11 +113,11 @@ class WaitMethods(ListeningMethods):
             NotFoundError, ConfigError, ClientStateError, JobDamagedError: as `wait`.
         """
         seconds = check_wait_timeout(timeout)
-        expect_no_recorder("insert_and_wait")
+        require_no_recorder("insert_and_wait")
         self._get_open_pool()
         loop, waiter = asyncio.get_running_loop(), self._waiter
         deadline = loop.time() + seconds
-        with waiter.listening_for_wait():
+        with waiter.listening_for_job_ends():
             inserted: InsertResult | None = None
             with anyio.move_on_after(seconds):
                 inserted = await self.insert(args, with_end_notification(opts))
@@ -129,6 +129,7 @@ class WaitMethods(ListeningMethods):
 
     @cached_property
     def _waiter(self) -> JobWaiter:
+        """Waits for jobs to end, for all calls of this client. It is created at its first use."""
         from riverpy._waiting.waiter import JobWaiter  # most clients do not need it
 
         return JobWaiter(

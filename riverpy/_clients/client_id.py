@@ -69,7 +69,7 @@ class ClientIdRegistration:
                 return registered_at
             dead = None if holder is None else await self._wait_until_dead(holder)
 
-    def forget_registered_run(self) -> None:
+    def record_run_end(self) -> None:
         """Record in this process that the run has ended."""
         if self._registered_run is not None:
             _registered_client_runs.discard(self._registered_run)

@@ -153,7 +153,7 @@ class HeartbeatWriter:
         written_at = self._last_heartbeat_at
         return None if written_at == -math.inf else self._timer.seconds_since_boot() - written_at
 
-    def contact_duration(self) -> float:
+    def unbroken_contact_seconds(self) -> float:
         """Return for how many seconds this client has had contact with the server without a break.
         Return 0 during a break. Without contact, this process cannot know whether other clients are
         dead."""
@@ -191,7 +191,7 @@ class HeartbeatWriter:
                 if self._last_heartbeat_at >= began
                 else min(self._interval, HEARTBEAT_RETRY_DELAY_MAX)
             )
-            scope.expect_progress(within=delay + self._timeout * len(self._connections))
+            scope.set_progress_deadline(within=delay + self._timeout * len(self._connections))
             await self._wait_until_next_heartbeat(delay)
             began = self._timer.seconds_since_boot()
             await self._try_to_write_heartbeat()
@@ -228,9 +228,9 @@ class HeartbeatWriter:
             registered_at=self.registered_at,
         )
 
-    def forget_registered_run(self) -> None:
+    def record_run_end(self) -> None:
         """Record in this process that the run has ended. The client's row may stay in the table."""
-        self._id_registration.forget_registered_run()
+        self._id_registration.record_run_end()
 
     async def delete_client_row(self) -> None:
         """Delete the client's row. Call this when the run has ended and none of its jobs is

@@ -31,7 +31,7 @@ class ProcessAndLoop(NamedTuple):
         """Whether the current process opened the object. False in a fork of that process."""
         return self.pid == os.getpid()
 
-    def expect_current(self, object_name: str) -> None:
+    def require_current(self, object_name: str) -> None:
         """Check that the current process and event loop opened the object.
 
         Raises:

@@ -57,7 +57,7 @@ async def authorize_request(
         ConfigError: `authorize` returned a value that is not allowed.
     """
     if authorize is None:
-        _expect_local_request(request)
+        _require_local_request(request)
         found: AuthorizeResult = "write"
     else:
         result = authorize(request)
@@ -77,7 +77,7 @@ async def authorize_request(
     return access._replace(level="read") if read_only else access
 
 
-def _expect_local_request(request: Request) -> None:
+def _require_local_request(request: Request) -> None:
     """Raise PageError if a proxy forwarded the request, or if the connection or the address in the
     browser is not local. Without the check of the address, another site could use DNS to give its
     own host name the address of this machine, and send requests to the dashboard."""
@@ -135,14 +135,14 @@ def _read_csrf_token_cookie(request: Request) -> str | None:
     return token if 20 <= len(token) <= CSRF_TOKEN_LENGTH_MAX and token.isascii() else None
 
 
-def expect_change_allowed(request: Request, access: Access, sent_token: str) -> None:
+def check_change_request(request: Request, access: Access, sent_token: str) -> None:
     """Check a request that changes something. The user must have the right `write`, a page of this
     dashboard must have sent the request, and its CSRF token must be valid.
 
     Raises:
         PageError: the request is refused. Nothing was changed.
     """
-    _expect_write_access(access)
+    _require_write_access(access)
     if not _is_same_origin(request.headers):
         raise _make_cross_origin_error()
     token = _read_csrf_token_cookie(request)
@@ -154,7 +154,7 @@ def expect_change_allowed(request: Request, access: Access, sent_token: str) -> 
         )
 
 
-def expect_api_change_allowed(request: Request, access: Access) -> None:
+def check_api_change_request(request: Request, access: Access) -> None:
     """Check a request of the JSON API that changes something. The user must have the right `write`,
     and no page of another site may have sent the request. There is no CSRF token, because programs
     send such requests too.
@@ -167,7 +167,7 @@ def expect_api_change_allowed(request: Request, access: Access) -> None:
     Raises:
         PageError: the request is refused. Nothing was changed.
     """
-    _expect_write_access(access)
+    _require_write_access(access)
     headers = request.headers
     if "sec-fetch-site" in headers or "origin" in headers:
         if not _is_same_origin(headers):
@@ -182,7 +182,7 @@ def expect_api_change_allowed(request: Request, access: Access) -> None:
         )
 
 
-def _expect_write_access(access: Access) -> None:
+def _require_write_access(access: Access) -> None:
     if access.level != "write":
         raise PageError(
             403,

@@ -24,7 +24,7 @@ from starlette.routing import Match, Mount, Route
 from riverpy._dashboard.access import (
     CSRF_TOKEN_FIELD,
     authorize_request,
-    expect_change_allowed,
+    check_change_request,
     get_or_make_csrf_token,
     set_csrf_token_cookie,
 )
@@ -44,8 +44,8 @@ from riverpy._dashboard.messages import delete_flash_message, read_flash_message
 from riverpy._dashboard.mount_paths import MountPathMiddleware, correct_mount_path
 from riverpy._dashboard.page import (
     RESPONSE_STATUS_KEY,
-    PageFrame,
-    PageView,
+    PageRequest,
+    UserPageValues,
     make_common_template_values,
 )
 from riverpy._dashboard.pages import (
@@ -131,7 +131,7 @@ class _DashboardApp:
     def make_starlette(self) -> Starlette:
         routes = [route for _, route in self._page_routes]
         routes += [
-            Route(change.path, partial(self._handle_change_form, change), methods=["POST"])
+            Route(change.path, partial(self._change_or_ask_to_confirm, change), methods=["POST"])
             for change in CHANGE_ROUTES
         ]
         routes += [
@@ -146,14 +146,14 @@ class _DashboardApp:
         middleware = [Middleware(MountPathMiddleware), Middleware(SecurityHeadersMiddleware)]
         return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
-    async def _make_view(self, request: Request) -> PageView:
+    async def _make_page_request(self, request: Request) -> PageRequest:
         options = self._site.options
         access = await authorize_request(request, options.authorize, read_only=options.read_only)
         root_path = request.scope.get("root_path", "").rstrip("/")
-        return PageView(self._site, request.path_params, request.query_params, access, root_path)
+        return PageRequest(self._site, request.path_params, request.query_params, access, root_path)
 
     async def _send_page(self, page: Page, request: Request) -> Response:
-        view = await self._make_view(request)
+        view = await self._make_page_request(request)
         message = read_flash_message(request)
         if message is not None:  # another process may have made the change
             self._site.invalidate_caches(_get_age_of_timestamp(message.changed_at))
@@ -173,7 +173,7 @@ class _DashboardApp:
     def _render(
         self,
         request: Request,
-        view: PageView,
+        view: PageRequest,
         page: Page | None,
         template: str,
         values: Any,
@@ -184,7 +184,7 @@ class _DashboardApp:
             {
                 **make_common_template_values(view, PAGES, page),
                 **values,
-                "frame": PageFrame(token, message),
+                "frame": UserPageValues(token, message),
                 "user": view.access.user,
                 "here": _get_path_and_query(request, view.root_path),
             },
@@ -197,7 +197,7 @@ class _DashboardApp:
     async def _send_live_updates(self, request: Request) -> Response:
         """Open the stream of live updates for the page whose path is in the query parameter
         `path`."""
-        view = await self._make_view(request)
+        view = await self._make_page_request(request)
         try:
             place = urlsplit(request.query_params.get("path", ""))
         except ValueError:
@@ -226,18 +226,18 @@ class _DashboardApp:
             response.run_while_open = partial(run_checks, page.findings_age_max)
         return response
 
-    async def _render_live_block(self, page: Page, view: PageView) -> bytes:
+    async def _render_live_block(self, page: Page, view: PageRequest) -> bytes:
         values = {**make_common_template_values(view, PAGES, page), **await page.load(view)}
         return self._site.templates.render_live_block(page.template, values)
 
-    async def _handle_change_form(self, change: ChangeRoute, request: Request) -> Response:
+    async def _change_or_ask_to_confirm(self, change: ChangeRoute, request: Request) -> Response:
         """Make the change that a form requests. If the change needs a confirmation and the user has
         not given it, send the page that asks for it."""
-        view = await self._make_view(request)
+        view = await self._make_page_request(request)
         fields = await _read_form(request)
-        expect_change_allowed(request, view.access, fields.get(CSRF_TOKEN_FIELD, ""))
+        check_change_request(request, view.access, fields.get(CSRF_TOKEN_FIELD, ""))
         requested = change.parse_form(view.path_params, fields)
-        back = change.get_back_path(fields)
+        back = change.get_path_after_change(fields)
         question = requested.question
         if question is not None and fields.get(CONFIRMED_FIELD) != "yes":
             if callable(question):
@@ -261,7 +261,7 @@ class _DashboardApp:
 
     async def _send_job_args(self, request: Request) -> Response:
         """Send the whole args of a job as plain text, so that browsers do not interpret them."""
-        await self._make_view(request)
+        await self._make_page_request(request)
         job, _ = await job_page.read_job_and_time(self._site.client, request.path_params["job_id"])
         shown = self._site.get_visible_args(job)
         return PlainTextResponse(shown.note if shown.json_text is None else shown.json_text)

@@ -42,7 +42,7 @@ class _RunStoppedError(Exception):
     """Raised to end the run before its next batch."""
 
 
-class BulkPlan(NamedTuple):
+class BulkChangePlan(NamedTuple):
     """What a run changes: the action, the filters of the jobs, and facts for its page."""
 
     run_id: str
@@ -59,10 +59,10 @@ class BulkPlan(NamedTuple):
     """Whether `matched` is exact. False: more jobs may have matched."""
 
 
-class BulkRun:
+class BulkChangeRun:
     """A change of all jobs that match a search."""
 
-    def __init__(self, plan: BulkPlan) -> None:
+    def __init__(self, plan: BulkChangePlan) -> None:
         self.plan = plan
         self.changes = JobChanges()
         """The numbers of changed and refused jobs so far."""
@@ -115,14 +115,14 @@ class BulkRun:
             raise _RunStoppedError
 
 
-class BulkRuns:
+class BulkChangeManager:
     """The runs of one dashboard in this process."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._run_by_id: dict[str, BulkRun] = {}
+        self._run_by_id: dict[str, BulkChangeRun] = {}
 
-    def start(self, plan: BulkPlan) -> None:
+    def start(self, plan: BulkChangePlan) -> None:
         """Start a run. If this run was already started, do nothing, because a browser may send a
         form twice.
 
@@ -138,16 +138,16 @@ class BulkRuns:
                 f"{RUNS_AT_A_TIME_MAX} changes of all jobs run already, so nothing was changed.",
                 "Wait until one of them has ended, or stop one: the page Jobs lists them.",
             )
-        run = BulkRun(plan)
+        run = BulkChangeRun(plan)
         start_task(self._client, f"bulk {plan.action}", partial(run.run, self._client))
         self._run_by_id[plan.run_id] = run
         self._forget_old_runs()
 
-    def find(self, run_id: str) -> BulkRun | None:
+    def find(self, run_id: str) -> BulkChangeRun | None:
         """Return the run with this id. None: this process does not know the run."""
         return self._run_by_id.get(run_id)
 
-    def list_newest_first(self) -> list[BulkRun]:
+    def list_newest_first(self) -> list[BulkChangeRun]:
         """Return the runs that this process knows, the newest first."""
         return list(reversed(self._run_by_id.values()))
 

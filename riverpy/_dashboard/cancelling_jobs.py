@@ -10,18 +10,18 @@ import msgspec
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.paths import make_worker_path
 from riverpy._dashboard.rendering import format_duration
-from riverpy._dashboard.sentence import Sentence
+from riverpy._dashboard.sentence import HealthSentence
 from riverpy._postgres.dashboard_reads import client_list_stuck_jobs
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import ConfigError, JobDamagedError, NotFoundError
-from riverpy.job import JobColumn, JobState, get_stored_state
+from riverpy.job import JobColumn, JobState, get_raw_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._dashboard.site import Site
     from riverpy._postgres.dashboard_reads import StuckJob
-    from riverpy._tools.top.status import FleetStatus
+    from riverpy._tools.top.status import OverallStatus
     from riverpy.job import JobRow
 
 STUCK_JOBS_READ_MAX = 1_000
@@ -45,7 +45,7 @@ class CancellingJob(NamedTuple):
     """The time in seconds since the last cancellation request."""
 
 
-async def read_stuck_jobs(site: Site, fleet: FleetStatus) -> Sequence[StuckJob]:
+async def read_stuck_jobs(site: Site, fleet: OverallStatus) -> Sequence[StuckJob]:
     """Return the jobs that workers report as stuck, i.e. that ignore their cancellation."""
     if not any(worker.stuck for worker in fleet.workers):
         return ()
@@ -65,10 +65,12 @@ def describe_ignored_cancellation(job_id: int, kind: str, client_id: str, since:
 def as_cancelling_job(job: JobRow, now: datetime) -> CancellingJob | None:
     """Return the CancellingJob for a job that runs and whose cancellation was requested. Return
     None for any other job."""
-    if get_stored_state(job) != JobState.RUNNING:
+    if get_raw_state(job) != JobState.RUNNING:
         return None
     try:
-        mark = msgspec.json.decode(job.columns()[JobColumn.METADATA], type=_CancelMetadata)
+        mark = msgspec.json.decode(
+            job.get_encoded_values()[JobColumn.METADATA], type=_CancelMetadata
+        )
     except (msgspec.DecodeError, RecursionError):
         return None
     if mark.cancel_attempted_at is None or mark.cancel_attempted_at.tzinfo is None:
@@ -78,7 +80,7 @@ def as_cancelling_job(job: JobRow, now: datetime) -> CancellingJob | None:
     return CancellingJob(job.id, job.kind, client_id, seconds)
 
 
-async def describe_cancelling_job(site: Site, run: CancellingJob) -> Sentence:
+async def describe_cancelling_job(site: Site, run: CancellingJob) -> HealthSentence:
     """Return a sentence that explains why the job still runs, with advice."""
     fleet = await site.statuses.read()
     states = {worker.client_id: worker.state for worker in fleet.workers}
@@ -99,23 +101,23 @@ async def describe_cancelling_job(site: Site, run: CancellingJob) -> Sentence:
             f"Job {run.job_id} still runs. {name} was notified of the cancellation {since} ago. If "
             "it runs much longer, its code ignores the cancellation: restart the worker."
         )
-    return Sentence("look", text, link, name if link else "")
+    return HealthSentence("look", text, link, name if link else "")
 
 
-async def describe_running_job(site: Site, job: JobRow, now: datetime) -> Sentence | None:
+async def describe_running_job(site: Site, job: JobRow, now: datetime) -> HealthSentence | None:
     """Return a sentence about a job that runs although it was cancelled or has timed out. Return
     None for any other job."""
     run = as_cancelling_job(job, now)
     if run is not None:
         return await describe_cancelling_job(site, run)
-    if get_stored_state(job) != JobState.RUNNING or not job.attempted_by:
+    if get_raw_state(job) != JobState.RUNNING or not job.attempted_by:
         return None
     client_id = job.attempted_by[-1]
     stuck_jobs = await read_stuck_jobs(site, await site.statuses.read())
     if not any((one.id, one.client_id) == (job.id, client_id) for one in stuck_jobs):
         return None
     text = describe_ignored_cancellation(job.id, job.kind, client_id)
-    return Sentence("look", text, make_worker_path(client_id), f"Worker {client_id}")
+    return HealthSentence("look", text, make_worker_path(client_id), f"Worker {client_id}")
 
 
 async def read_cancelling_job(site: Site, job_id: int) -> CancellingJob | None:

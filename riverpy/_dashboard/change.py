@@ -70,7 +70,7 @@ class ChangeRoute(NamedTuple):
     default_back_path: str
     """The path of the page to show after the change if the form does not name one."""
 
-    def get_back_path(self, fields: QueryParams) -> str:
+    def get_path_after_change(self, fields: QueryParams) -> str:
         """Return the path of the page to show after the change. It never leads to another site."""
         path = fields.get(BACK_PATH_FIELD, "")
         return path if is_same_site_path(path) else self.default_back_path

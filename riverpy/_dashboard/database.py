@@ -47,6 +47,7 @@ def start_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) ->
     background_tasks = client._background_tasks  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
 
     async def run_and_forget() -> None:
+        """Run the function, then remove its task from the client's background tasks."""
         try:
             await run()
         finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._clients.heartbeat import STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER
 from riverpy._dashboard.rendering import format_duration
-from riverpy._dashboard.sentence import Sentence, sort_sentences
+from riverpy._dashboard.sentence import HealthSentence, sort_sentences
 from riverpy._tools.doctor.finding import Level
 from riverpy._tools.text import format_count, format_names
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.doctor_cache import DoctorReport
     from riverpy._dashboard.sentence import Health
-    from riverpy._tools.top.status import DomainStatus, FleetStatus, LeaderStatus, WorkerStatus
+    from riverpy._tools.top.status import DomainStatus, LeaderStatus, OverallStatus, WorkerStatus
 
 HEALTH_BY_LEVEL: dict[Level, Health] = {Level.OK: "ok", Level.WARN: "look", Level.FAIL: "act"}
 _HEADLINE_BY_HEALTH: dict[Health, str] = {
@@ -30,11 +30,11 @@ class HealthSummary(NamedTuple):
 
     health: Health
     headline: str
-    sentences: Sequence[Sentence]
+    sentences: Sequence[HealthSentence]
 
 
 def make_health_summary(
-    sentences: Iterable[Sentence], all_well: str = "All is well"
+    sentences: Iterable[HealthSentence], all_well: str = "All is well"
 ) -> HealthSummary:
     """Return a summary of these sentences. There must be at least one. The most urgent sentence
     decides the headline. `all_well` is the headline if nothing is wrong."""
@@ -55,7 +55,7 @@ def is_silent(worker: WorkerStatus) -> bool:
     return worker.silent_for > worker.dead_after * STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER
 
 
-def describe_leaders(status: FleetStatus) -> Iterator[Sentence]:
+def describe_leaders(status: OverallStatus) -> Iterator[HealthSentence]:
     """Yield a sentence about the leader of the domain `default`, and one sentence about each other
     domain without a leader."""
     yield _describe_default_leader(status)
@@ -67,45 +67,47 @@ def has_valid_lease(leader: LeaderStatus | None) -> bool:
     return leader is not None and leader.expires_in >= 0
 
 
-def _describe_default_leader(status: FleetStatus) -> Sentence:
+def _describe_default_leader(status: OverallStatus) -> HealthSentence:
     leader = status.leader
     if leader is None or not has_valid_lease(leader):
         if status.candidates == 0:
             health: Health = "look" if status.domains else "act"
-            return Sentence(
+            return HealthSentence(
                 health,
                 "There is no leader, and no running worker can become leader. Scheduled jobs, "
                 "retries and periodic jobs wait until a worker starts.",
             )
-        return Sentence("look", "There is no leader now. A worker becomes leader within seconds.")
+        return HealthSentence(
+            "look", "There is no leader now. A worker becomes leader within seconds."
+        )
     since = format_duration((status.at - leader.elected_at).total_seconds())
     text = f"{leader.leader_id} has been the leader for {since}."
     if leader.foreign:
-        return Sentence("look", f"{text} It is not a riverpy client.")
-    return Sentence("ok", text)
+        return HealthSentence("look", f"{text} It is not a riverpy client.")
+    return HealthSentence("ok", text)
 
 
-def _describe_domain(domain: DomainStatus) -> Sentence:
+def _describe_domain(domain: DomainStatus) -> HealthSentence:
     remedy = (
         "A worker becomes leader within seconds."
         if domain.candidates
         else "Start a worker of this domain."
     )
     health: Health = "act" if domain.workers and not domain.candidates else "look"
-    return Sentence(health, f"The domain {domain.name} has no leader. {remedy}")
+    return HealthSentence(health, f"The domain {domain.name} has no leader. {remedy}")
 
 
-def describe_unheld_leases(status: FleetStatus) -> Iterator[Sentence]:
+def describe_unheld_leases(status: OverallStatus) -> Iterator[HealthSentence]:
     """Yield a sentence about the leases of user code that no client holds, if there are any."""
     expired = [lease for lease in status.leases if lease.state == "expired"]
     if expired:
         health: Health = "look" if all(lease.standbys for lease in expired) else "act"
         names = format_names(one.name for one in expired)
         remedy = "Start a process that uses them, if they are still needed."
-        yield Sentence(health, f"The leases {names} have no holder. {remedy}")
+        yield HealthSentence(health, f"The leases {names} have no holder. {remedy}")
 
 
-def describe_failed_checks(report: DoctorReport) -> Iterator[Sentence]:
+def describe_failed_checks(report: DoctorReport) -> Iterator[HealthSentence]:
     """Yield a sentence about the failures that the checks of `riverpy doctor` found, if there are
     any."""
     failures = [one for one in report.findings if one.level is Level.FAIL]
@@ -113,4 +115,4 @@ def describe_failed_checks(report: DoctorReport) -> Iterator[Sentence]:
         number = format_count(len(failures), "failure")
         names = format_names(dict.fromkeys(one.name for one in failures))
         text = f"The checks found {number} at {report.read_at:%H:%M} UTC: {names}."
-        yield Sentence("act", text, "/doctor", "What to do")
+        yield HealthSentence("act", text, "/doctor", "What to do")

@@ -11,8 +11,8 @@ import anyio
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.job_counts import (
-    job_count_read_queue_steps,
-    job_count_read_steps,
+    job_count_read_queue_time_steps,
+    job_count_read_time_steps,
     job_count_table_exists,
 )
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
+    from riverpy._postgres.job_counts import QueueTimeStepCounts, TimeStepCounts
     from riverpy.client import Client
 
 COUNTS_AGE_MAX = 10.0
@@ -108,18 +108,18 @@ class JobCountCache:
 
     def __init__(self, client: Client) -> None:
         self._schema = client.config.schema
-        self._ranges = _CountsReadCache["StepCounts"](client)
-        self._queues = _CountsReadCache["QueueStepCounts"](client)
+        self._ranges = _CountsReadCache["TimeStepCounts"](client)
+        self._queues = _CountsReadCache["QueueTimeStepCounts"](client)
 
     async def read_queue_counts(
         self, queue: str, time_range: TimeRange
-    ) -> CountsResult[StepCounts]:
+    ) -> CountsResult[TimeStepCounts]:
         """Return the counts of a queue in each step of a time range, the oldest first."""
 
-        async def read(tx: Transaction) -> Sequence[StepCounts]:
+        async def read(tx: Transaction) -> Sequence[TimeStepCounts]:
             # Workers write the counts of a minute after its end. So leave out the current minute.
             is_by_minute = time_range.step_seconds == 60
-            steps = await job_count_read_steps(
+            steps = await job_count_read_time_steps(
                 tx,
                 self._schema,
                 queue=queue,
@@ -132,13 +132,13 @@ class JobCountCache:
 
     async def read_last_hour_counts(
         self, queues: Sequence[str]
-    ) -> Mapping[str, list[QueueStepCounts]]:
+    ) -> Mapping[str, list[QueueTimeStepCounts]]:
         """Return the counts of each queue in the last hour, in steps of `SPARKLINE_STEP_SECONDS`.
         Steps and queues without attempts are left out. After a database error, the result is
         empty."""
 
-        async def read(tx: Transaction) -> Sequence[QueueStepCounts]:
-            return await job_count_read_queue_steps(
+        async def read(tx: Transaction) -> Sequence[QueueTimeStepCounts]:
+            return await job_count_read_queue_time_steps(
                 tx,
                 self._schema,
                 queues=queues,
@@ -146,7 +146,7 @@ class JobCountCache:
                 rows_max=SPARKLINE_ROWS_MAX,
             )
 
-        by_queue: dict[str, list[QueueStepCounts]] = {}
+        by_queue: dict[str, list[QueueTimeStepCounts]] = {}
         for step in (await self._queues.read(tuple(sorted(queues)), read)).counts:
             by_queue.setdefault(step.queue, []).append(step)
         return by_queue

@@ -10,7 +10,7 @@ from riverpy._attempt_errors import iterate_error_entries, parse_error_entry
 from riverpy._dsn import mask_passwords
 from riverpy._postgres.job_search import job_count_last_errors
 from riverpy._tools.text import shorten_line
-from riverpy.job import JobColumn, JobState, get_stored_state
+from riverpy.job import JobColumn, JobState, get_raw_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,9 +63,9 @@ class ErrorGroups(NamedTuple):
 def get_last_error_line(job: JobRow) -> str:
     """Return the first line of a job's last error, shortened and with masked passwords. Return an
     empty text if the job has no error, or if lists of its state show no errors."""
-    if get_stored_state(job) not in STATES_WITH_ERRORS:
+    if get_raw_state(job) not in STATES_WITH_ERRORS:
         return ""
-    entries = list(iterate_error_entries(job.columns()[JobColumn.ERRORS]))
+    entries = list(iterate_error_entries(job.get_encoded_values()[JobColumn.ERRORS]))
     if not entries:
         return ""
     text = parse_error_entry(entries[-1]).error[:ERROR_LENGTH_READ_MAX]
@@ -84,7 +84,7 @@ async def read_error_groups(
     for kind, error, count in rows:
         if error is not None:
             line = shorten_line(_get_first_line(mask_passwords(error)), ERROR_LINE_LENGTH_MAX)
-            key = (kind, line, _find_stored_prefix(line, _get_first_line(error)))
+            key = (kind, line, _find_common_prefix(line, _get_first_line(error)))
             counts[key] = counts.get(key, 0) + count
     groups = [
         ErrorGroup(kind, line, count, _make_group_path(search, kind, start))
@@ -99,7 +99,7 @@ def _get_first_line(text: str) -> str:
     return text.strip().partition("\n")[0].rstrip()
 
 
-def _find_stored_prefix(line: str, whole: str) -> str:
+def _find_common_prefix(line: str, whole: str) -> str:
     """Return the part at the start of a shown line that is the same in the stored error. It ends
     before a masked password, or where the line was shortened."""
     length = 0

@@ -11,7 +11,7 @@ import msgspec
 from riverpy._calls.job_filters import check_filters
 from riverpy._calls.job_page import plan_page
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._dashboard.rendering import STATES_IN_DISPLAY_ORDER
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import read_jobs_in_parts
@@ -150,7 +150,7 @@ class JobSearch(NamedTuple):
             f"{_WORDS_BY_FILTER.get(name, name)} {text}" for name, text in self.texts.items()
         )
 
-    def expect_filters_allowed(self, options: DashboardOptions) -> None:
+    def require_allowed_filters(self, options: DashboardOptions) -> None:
         """Raise SearchError if a filter would reveal args that the dashboard hides."""
         if "args" in self.texts and (options.hide_args or options.mask is not None):
             raise SearchError(
@@ -182,7 +182,9 @@ def parse_search(query: QueryParams, *, non_filter_names: Collection[str] = ()) 
         if name not in LABEL_BY_FILTER and name not in non_filter_names:
             known = ", ".join(LABEL_BY_FILTER)
             raise SearchError(
-                f"There is no filter {quote_name(name)}. The filters are {known}.", texts, ""
+                f"There is no filter {quote_name_for_sentence(name)}. The filters are {known}.",
+                texts,
+                "",
             )
         if name in LABEL_BY_FILTER and len(query.getlist(name)) > 1:
             raise SearchError(f"{LABEL_BY_FILTER[name]} is given twice.", texts, name)
@@ -279,12 +281,12 @@ async def find_job_ids(
         SearchError: the cursor is invalid.
     """
     plan = _plan_search(search, max(limit, sampled_max))
-    first, *others = _choose_sources(search)
-    found, note = await _search_source(tx, schema, plan, first)
+    first, *others = _choose_search_sources(search)
+    found, note = await _search_jobs_from_source(tx, schema, plan, first)
     for source in others:
         if note is not None:
-            found, note = await _search_source(tx, schema, plan, source)
-    places = sorted(found.found_jobs, key=_get_sort_key, reverse=plan.descending)
+            found, note = await _search_jobs_from_source(tx, schema, plan, source)
+    places = sorted(found.found_jobs, key=_get_found_job_sort_key, reverse=plan.descending)
     cursor = None
     if len(places) >= limit:
         last = places[limit - 1]
@@ -310,7 +312,7 @@ def _plan_search(search: JobSearch, limit: int) -> PagePlan:
         raise SearchError(problem, search.texts, "") from None
 
 
-async def _search_source(
+async def _search_jobs_from_source(
     tx: Transaction, schema: str | None, plan: PagePlan, source: SearchSource
 ) -> tuple[SearchResult, str | None]:
     """Search one source, i.e. one way to read jobs from the table. Return the result and a
@@ -329,7 +331,7 @@ def _choose_limit(plan: PagePlan, source: SearchSource) -> int:
     return SORTED_JOBS_MAX if source == "kinds" or not given else SEARCHED_JOBS_MAX
 
 
-def _choose_sources(search: JobSearch) -> list[SearchSource]:
+def _choose_search_sources(search: JobSearch) -> list[SearchSource]:
     """Return the sources for a search, the best first. If the search of a source is not complete,
     the next source is searched."""
     given = search.filters.values
@@ -343,6 +345,6 @@ def _choose_sources(search: JobSearch) -> list[SearchSource]:
     return [*sources, "queues" if "queues" in given else "waiting"]
 
 
-def _get_sort_key(place: FoundJob) -> tuple[bool, int, int]:
+def _get_found_job_sort_key(place: FoundJob) -> tuple[bool, int, int]:
     time = None if place.time is None else decode_wire_microseconds(place.time)
     return time is None, time or 0, place.job_id

@@ -142,7 +142,7 @@ class LiveRegions:
         return LiveResponse(self, key, render, time.monotonic() - page_age)
 
     @contextmanager
-    def follow(
+    def follow_region(
         self, key: RegionKey, render: Callable[[], Awaitable[bytes]]
     ) -> Generator[LiveRegion]:
         """Return the region with this key, and count one follower for it during the `with`
@@ -177,7 +177,7 @@ class LiveResponse(StreamingResponse):
         open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._regions.follow(self._key, self._render_region) as region:
+        with self._regions.follow_region(self._key, self._render_region) as region:
             self.body_iterator = _stream_region(region, self._page_rendered_at)
             async with anyio.create_task_group() as tasks:
                 if self.run_while_open is not None:

@@ -21,7 +21,7 @@ RESPONSE_STATUS_KEY = "response_status"
 """The key under which `Page.load` may return the HTTP status of the page. The default is 200."""
 
 
-class PageView(NamedTuple):
+class PageRequest(NamedTuple):
     """One request for a page: the dashboard, the parameters, and the rights of the user."""
 
     site: Site
@@ -45,7 +45,7 @@ class Page(NamedTuple):
     CSRF token or the name of the user. So forms are outside of the block, and buttons and
     checkboxes in the block refer to them by the attribute `form`.
     """
-    load: Callable[[PageView], Awaitable[Mapping[str, object]]]
+    load: Callable[[PageRequest], Awaitable[Mapping[str, object]]]
     menu_title: str | None = None
     """The title in the menu. None: the page is not in the menu."""
     findings_age_max: float | None = None
@@ -53,7 +53,7 @@ class Page(NamedTuple):
     checks run again after this time. None: the page shows no findings."""
 
 
-class PageFrame(NamedTuple):
+class UserPageValues(NamedTuple):
     """The parts of a page that belong to one user: the CSRF token and the flash message."""
 
     token: str
@@ -61,7 +61,7 @@ class PageFrame(NamedTuple):
 
 
 def make_common_template_values(
-    view: PageView, pages: tuple[Page, ...], current: Page | None
+    view: PageRequest, pages: tuple[Page, ...], current: Page | None
 ) -> dict[str, object]:
     """Return the values that all templates need. The live block of a template needs them too."""
     return {

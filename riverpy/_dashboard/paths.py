@@ -21,7 +21,7 @@ def is_same_site_path(path: str) -> bool:
     return path.startswith("/") and not path.startswith("//") and "\\" not in path
 
 
-def quote_name(name: str) -> str:
+def quote_name_for_sentence(name: str) -> str:
     """Return a name from a request in quotes, for a sentence. A long name is shortened."""
     return repr(shorten_line(name, QUOTED_NAME_LENGTH_MAX))
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from riverpy._dashboard.health_summary import has_valid_lease
 from riverpy._dashboard.rendering import format_duration, format_utc
-from riverpy._dashboard.sentence import Sentence
+from riverpy._dashboard.sentence import HealthSentence
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.dashboard_reads import periodic_find_newest_jobs
-from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
+from riverpy._postgres.driver import PostgresError, is_damaged_or_untranslatable_error
 from riverpy._tools.doctor.waiting_jobs import LATE_PERIODIC_WARN_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from riverpy._postgres.dashboard_reads import InsertedPeriodicJob, PeriodicJobEntry
+    from riverpy._postgres.dashboard_reads import InsertedPeriodicJob, PeriodicJobDashboardRow
     from riverpy._postgres.driver import Transaction
-    from riverpy._tools.top.status import FleetStatus, LeaderStatus
+    from riverpy._tools.top.status import LeaderStatus, OverallStatus
 
 SEARCHED_JOBS_MAX = 10_000
 """How many of the newest jobs in the table are searched for the last job of a periodic job."""
@@ -32,7 +32,7 @@ def split_periodic_id(row_id: str) -> tuple[str, str]:
     return job_id, domain or DEFAULT_DOMAIN
 
 
-def find_domain_leader(domain: str, fleet: FleetStatus) -> LeaderStatus | None:
+def find_domain_leader(domain: str, fleet: OverallStatus) -> LeaderStatus | None:
     """Return the leader of a leader domain. None: there is no leader now."""
     leader = fleet.leader
     if domain != DEFAULT_DOMAIN:
@@ -40,62 +40,72 @@ def find_domain_leader(domain: str, fleet: FleetStatus) -> LeaderStatus | None:
     return leader if has_valid_lease(leader) else None
 
 
-def explain_periodic_job(entry: PeriodicJobEntry, fleet: FleetStatus, now: datetime) -> Sentence:
+def explain_periodic_job(
+    entry: PeriodicJobDashboardRow, fleet: OverallStatus, now: datetime
+) -> HealthSentence:
     """Return a sentence that explains when a periodic job runs next, or why it does not run."""
     _, domain = split_periodic_id(entry.id)
     leader = find_domain_leader(domain, fleet)
     if entry.paused_at is not None:
         since = format_duration((now - entry.paused_at).total_seconds())
-        return Sentence("look", f"Paused for {since}: no job is inserted until it is resumed.")
+        return HealthSentence(
+            "look", f"Paused for {since}: no job is inserted until it is resumed."
+        )
     if not entry.is_used:
-        return Sentence(
+        return HealthSentence(
             "look",
             "Not in use: no leader has used it for two hours or longer. Its code was removed, or "
             "no leader with this code runs. Its row is deleted after 30 days.",
         )
     due_at = min(filter(None, (entry.next_run_at, entry.run_requested_at)), default=None)
     if due_at is None:
-        return Sentence("ok", "It has no schedule: it runs only with `Run now`.")
+        return HealthSentence("ok", "It has no schedule: it runs only with `Run now`.")
     late = (now - due_at).total_seconds()
     if leader is None:
         return _explain_missing_leader(domain, late)
     if late >= LATE_PERIODIC_WARN_SECONDS:
         return _explain_late_run(leader, late)
     if entry.run_requested_at is not None:
-        return Sentence("ok", "A run was requested. The leader inserts its job within seconds.")
+        return HealthSentence(
+            "ok", "A run was requested. The leader inserts its job within seconds."
+        )
     if late >= 0:
-        return Sentence("ok", "It runs now.")
-    return Sentence("ok", f"It runs next in {format_duration(-late)}, at {format_utc(due_at)}.")
+        return HealthSentence("ok", "It runs now.")
+    return HealthSentence(
+        "ok", f"It runs next in {format_duration(-late)}, at {format_utc(due_at)}."
+    )
 
 
-def _explain_missing_leader(domain: str, late: float) -> Sentence:
+def _explain_missing_leader(domain: str, late: float) -> HealthSentence:
     where = "" if domain == DEFAULT_DOMAIN else f" of the domain {domain}"
     remedy = f"Start a worker{where}: it becomes leader."
     if late < 0:
-        return Sentence(
+        return HealthSentence(
             "look",
             f"It is due in {format_duration(-late)}, but there is no leader{where} now. If none "
             f"comes, it does not run. {remedy}",
         )
-    return Sentence(
+    return HealthSentence(
         "act", f"Late by {format_duration(late)}, because there is no leader{where}. {remedy}"
     )
 
 
-def _explain_late_run(leader: LeaderStatus, late: float) -> Sentence:
+def _explain_late_run(leader: LeaderStatus, late: float) -> HealthSentence:
     text = f"Late by {format_duration(late)}, although {leader.leader_id} is the leader."
     if leader.foreign:
-        return Sentence(
+        return HealthSentence(
             "act",
             f"{text} It is not a riverpy client, so it does not have this periodic job. Let only "
             "riverpy clients become leader, or give the riverpy clients a domain of their own.",
         )
-    return Sentence(
+    return HealthSentence(
         "look", f"{text} A leader inserts only the periodic jobs in its own code. Read its log."
     )
 
 
-def describe_missing_run(entry: PeriodicJobEntry, now: datetime, *, is_job_found: bool) -> str:
+def describe_missing_run(
+    entry: PeriodicJobDashboardRow, now: datetime, *, is_job_found: bool
+) -> str:
     """Return why the page shows no last run or no job of the last run. Return an empty text if the
     job was found.
 
@@ -117,7 +127,7 @@ def describe_missing_run(entry: PeriodicJobEntry, now: datetime, *, is_job_found
 
 
 async def find_last_jobs(
-    tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobEntry]
+    tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobDashboardRow]
 ) -> dict[str, list[InsertedPeriodicJob]]:
     """Find the last inserted jobs of periodic jobs. Return a list of jobs for each row in the table
     of periodic jobs, by the id of the row.
@@ -133,7 +143,7 @@ async def find_last_jobs(
                 tx, schema, periodic_job_ids=ids, searched_jobs_max=SEARCHED_JOBS_MAX
             )
     except PostgresError as error:
-        if not is_unreadable_value_error(error):  # the server cannot read one of the jobs
+        if not is_damaged_or_untranslatable_error(error):  # the server cannot read one of the jobs
             raise
         return {}
     by_row = {entry.id: found.get(split_periodic_id(entry.id)[0]) for entry in entries}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._dashboard.rendering import format_utc, format_value
-from riverpy._dashboard.sentence import Sentence
-from riverpy._postgres.periodic import decode_periodic_run, find_periodic_run
-from riverpy.job import JobColumn, JobState, get_stored_state
+from riverpy._dashboard.rendering import format_utc, format_with_escapes
+from riverpy._dashboard.sentence import HealthSentence
+from riverpy._postgres.periodic import decode_periodic_insert_reason, find_periodic_insert_reason
+from riverpy.job import JobColumn, JobState, get_raw_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.sentence import Health
     from riverpy._postgres.dashboard_reads import InsertedPeriodicJob
-    from riverpy._postgres.periodic import PeriodicRun
+    from riverpy._postgres.periodic import PeriodicInsertReason
     from riverpy.job import JobRow
 
 UNKNOWN_CAUSE = "not known"
@@ -44,32 +44,34 @@ class ListedRun(NamedTuple):
     due_at: datetime | None
     """The time at which the run was scheduled or requested. None: not known."""
 
-    def describe(self) -> Sentence:
+    def describe(self) -> HealthSentence:
         """Return a sentence about the last run by schedule and the state of its job."""
         health, outcome = _OUTCOME_BY_STATE.get(self.state, ("ok", f"is {self.state}"))
         due = "" if self.due_at is None else f" was due at {format_utc(self.due_at)}. It"
         text = f"The last run by schedule{due} {outcome}."
-        return Sentence(health, text, f"/jobs/{self.job_id}", f"Job {self.job_id}")
+        return HealthSentence(health, text, f"/jobs/{self.job_id}", f"Job {self.job_id}")
 
 
 def make_run_of_inserted_job(job: InsertedPeriodicJob) -> ListedRun:
     """Convert a row of a search for the jobs of periodic jobs to a ListedRun."""
-    run = None if job.run_json is None else decode_periodic_run(job.run_json)
+    run = None if job.run_json is None else decode_periodic_insert_reason(job.run_json)
     return _make_run(job.job_id, job.kind, job.queue, job.state, run)
 
 
 def make_run_of_job(job: JobRow) -> ListedRun:
     """Convert a job to a ListedRun. The cause of the run is in the job's metadata."""
-    run = find_periodic_run(job.columns()[JobColumn.METADATA])
-    return _make_run(job.id, job.kind, job.queue, get_stored_state(job), run)
+    run = find_periodic_insert_reason(job.get_encoded_values()[JobColumn.METADATA])
+    return _make_run(job.id, job.kind, job.queue, get_raw_state(job), run)
 
 
-def find_run_by_schedule(runs: Sequence[ListedRun]) -> ListedRun | None:
+def find_run_caused_by_schedule(runs: Sequence[ListedRun]) -> ListedRun | None:
     """Return the first run in the list that the schedule caused. None: there is none."""
     return next((run for run in runs if run.is_by_schedule), None)
 
 
-def _make_run(job_id: int, kind: str, queue: str, state: str, run: PeriodicRun | None) -> ListedRun:
+def _make_run(
+    job_id: int, kind: str, queue: str, state: str, run: PeriodicInsertReason | None
+) -> ListedRun:
     if run is None:
         return ListedRun(job_id, kind, queue, state, UNKNOWN_CAUSE, False, None)
     return ListedRun(
@@ -77,11 +79,11 @@ def _make_run(job_id: int, kind: str, queue: str, state: str, run: PeriodicRun |
     )
 
 
-def _describe_cause(run: PeriodicRun) -> str:
+def _describe_cause(run: PeriodicInsertReason) -> str:
     match run.cause:
         case "schedule":
             return "by schedule"
         case "start":
             return "by run_on_start"
         case "request":
-            return "by hand" if run.user is None else f"by hand: {format_value(run.user)}"
+            return "by hand" if run.user is None else f"by hand: {format_with_escapes(run.user)}"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from riverpy._dashboard.job_count_cache import TimeRange
-    from riverpy._dashboard.page import PageView
-    from riverpy._postgres.job_counts import JobCounts, QueueStepCounts, StepCounts
-    from riverpy._tools.top.status import FleetStatus
+    from riverpy._dashboard.page import PageRequest
+    from riverpy._postgres.job_counts import JobCounts, QueueTimeStepCounts, TimeStepCounts
+    from riverpy._tools.top.status import OverallStatus
 
 PLOT_HEIGHT = 100
 """The height of a plot in SVG units. The width of a step is 1 unit."""
@@ -123,7 +123,7 @@ class Sparkline(NamedTuple):
 
 
 async def load_plots(
-    view: PageView, status: FleetStatus, path: str, *, queue: str | None = None
+    view: PageRequest, status: OverallStatus, path: str, *, queue: str | None = None
 ) -> PlotSection:
     """Read the counts of the time range in the page's query, and return their plots.
 
@@ -163,7 +163,7 @@ async def load_plots(
 
 
 def make_plot_section(
-    steps: Sequence[StepCounts],
+    steps: Sequence[TimeStepCounts],
     time_range: TimeRange,
     links: Sequence[RangeLink],
     notes: Sequence[str],
@@ -174,7 +174,7 @@ def make_plot_section(
         for one in reversed(steps)
         if one.counts.attempts
     ]
-    unknown = _count_unknown_steps(steps, time_range)
+    unknown = _count_steps_before_counting(steps, time_range)
     more: list[str] = []
     if steps and steps[0].counted_since is None:
         more.append("Nothing was counted yet. Workers write counts once a minute.")
@@ -204,7 +204,7 @@ def make_plot_section(
 
 
 def make_sparklines(
-    recent: Mapping[str, list[QueueStepCounts]], now: datetime
+    recent: Mapping[str, list[QueueTimeStepCounts]], now: datetime
 ) -> Mapping[str, Sparkline]:
     """Return a sparkline for each queue in `recent`, which contains the counts of the last hour.
     `now` is the server's time."""
@@ -250,7 +250,7 @@ def choose_wait_scale_top(longest: float) -> float:
 
 
 def _make_plots(
-    steps: Sequence[StepCounts], rows: Sequence[PlotRow], time_range: TimeRange
+    steps: Sequence[TimeStepCounts], rows: Sequence[PlotRow], time_range: TimeRange
 ) -> list[Plot]:
     most = max(rows, key=lambda row: row.counts.attempts)
     worst = max(rows, key=lambda row: row.counts.failed)
@@ -295,7 +295,7 @@ def _make_plots(
     ]
 
 
-def _count_unknown_steps(steps: Sequence[StepCounts], time_range: TimeRange) -> int:
+def _count_steps_before_counting(steps: Sequence[TimeStepCounts], time_range: TimeRange) -> int:
     """Return how many steps ended before counting began. A later step without counts had no
     attempts."""
     if not steps or steps[0].counted_since is None:

@@ -10,7 +10,7 @@ import msgspec
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import has_valid_lease, is_silent
 from riverpy._dashboard.rendering import format_capped_count, format_duration
-from riverpy._dashboard.sentence import Sentence, sort_sentences
+from riverpy._dashboard.sentence import HealthSentence, sort_sentences
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.dashboard_reads import queue_list_kinds_without_worker
 from riverpy._postgres.queues import queue_list
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from riverpy._dashboard.sentence import Health
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.reads import ClientRow
-    from riverpy._tools.top.status import DomainStatus, FleetStatus, QueueStatus, WorkerStatus
+    from riverpy._tools.top.status import DomainStatus, OverallStatus, QueueStatus, WorkerStatus
     from riverpy.client import Client
     from riverpy.queue import Queue
 
@@ -81,7 +81,7 @@ class QueueFacts(NamedTuple):
     """The workers of the queue whose last heartbeat is too old."""
     kinds_without_worker: Sequence[str]
     """Kinds of waiting jobs that no worker of the queue can run."""
-    fleet: FleetStatus
+    fleet: OverallStatus
     read_at: datetime
 
     @property
@@ -112,17 +112,17 @@ class QueueFacts(NamedTuple):
         return (self.read_at - self.row.updated_at).total_seconds() < USED_WITHIN_SECONDS
 
 
-async def read_queue_facts(client: Client, fleet: FleetStatus) -> list[QueueFacts]:
+async def read_queue_facts(client: Client, fleet: OverallStatus) -> list[QueueFacts]:
     """Read the facts about each queue of a status."""
     schema = client.config.schema
     async with open_read_transaction(client) as tx:
         now = await read_server_time(tx)
         rows = {row.name: row for row in await queue_list(tx, schema, QUEUES_MAX)}
         missing = await read_kinds_without_worker(tx, schema, fleet, _choose_slow_queues(fleet))
-    return gather_queue_facts(fleet, rows, missing, now)
+    return make_queue_facts(fleet, rows, missing, now)
 
 
-def _choose_slow_queues(fleet: FleetStatus) -> list[str]:
+def _choose_slow_queues(fleet: OverallStatus) -> list[str]:
     """Return the queues whose jobs wait long although they have workers. The longest wait comes
     first."""
     slow = [
@@ -137,10 +137,10 @@ def _choose_slow_queues(fleet: FleetStatus) -> list[str]:
 async def add_queue_to_status(
     tx: Transaction,
     schema: str | None,
-    fleet: FleetStatus,
+    fleet: OverallStatus,
     name: str,
     clients: Sequence[ClientRow] = (),
-) -> FleetStatus:
+) -> OverallStatus:
     """Return a status that contains this queue. A status leaves out some queues if there are too
     many. If it left out this queue, read the counts of the queue. `clients` are the clients that
     work it."""
@@ -166,7 +166,7 @@ async def add_queue_to_status(
 
 
 async def read_kinds_without_worker(
-    tx: Transaction, schema: str | None, fleet: FleetStatus, names: Sequence[str]
+    tx: Transaction, schema: str | None, fleet: OverallStatus, names: Sequence[str]
 ) -> dict[str, list[str]]:
     """Find kinds that no live worker of their queue can run. Only the first waiting jobs of each
     queue are read. Return the kinds by queue."""
@@ -178,8 +178,8 @@ async def read_kinds_without_worker(
     )
 
 
-def gather_queue_facts(
-    fleet: FleetStatus,
+def make_queue_facts(
+    fleet: OverallStatus,
     rows: Mapping[str, Queue],
     kinds_without_worker: Mapping[str, Sequence[str]],
     read_at: datetime,
@@ -206,7 +206,7 @@ def gather_queue_facts(
     ]
 
 
-def explain_queue(facts: QueueFacts) -> list[Sentence]:
+def explain_queue(facts: QueueFacts) -> list[HealthSentence]:
     """Return sentences about a queue: whether its jobs wait too long, and why. The most important
     sentence is first."""
     return sort_sentences(
@@ -214,19 +214,21 @@ def explain_queue(facts: QueueFacts) -> list[Sentence]:
     )
 
 
-def _explain_waits(facts: QueueFacts) -> Sentence:
+def _explain_waits(facts: QueueFacts) -> HealthSentence:
     """Return the sentence about the due jobs of a queue."""
     waits = describe_waiting_jobs(facts)
     if facts.status.paused:
         since = facts.paused_seconds
         paused = "is paused" if since is None else f"has been paused for {format_duration(since)}"
         effect = f"{waits}." if waits else "No job waits."
-        return Sentence("look", f"The queue {paused}, so no worker takes jobs of it. {effect}")
+        return HealthSentence(
+            "look", f"The queue {paused}, so no worker takes jobs of it. {effect}"
+        )
     if not waits:
-        return Sentence("ok", "Not behind: no due job waits.")
+        return HealthSentence("ok", "Not behind: no due job waits.")
     reason = find_wait_reason(facts)
     parts = (reason.cause, f"{waits}.", reason.advice)
-    return Sentence(reason.health, " ".join(part for part in parts if part))
+    return HealthSentence(reason.health, " ".join(part for part in parts if part))
 
 
 def describe_waiting_jobs(facts: QueueFacts, where: str = "") -> str:
@@ -282,7 +284,7 @@ def _explain_missing_workers(facts: QueueFacts) -> WaitReason:
     )
 
 
-def _has_non_riverpy_clients(fleet: FleetStatus) -> bool:
+def _has_non_riverpy_clients(fleet: OverallStatus) -> bool:
     """Return whether a client in another language is known to run."""
     is_leader_foreign = fleet.leader is not None and bool(fleet.leader.foreign)
     return is_leader_foreign or any(one.state == "unregistered" for one in fleet.workers)
@@ -310,7 +312,7 @@ def _explain_busy_workers(facts: QueueFacts) -> WaitReason:
     return WaitReason(health, f"Jobs wait although {free} {verb} free.", advice)
 
 
-def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
+def _explain_late_jobs(facts: QueueFacts) -> Iterator[HealthSentence]:
     """Yield a sentence about scheduled jobs and retries that the leader should have made available,
     if there are any."""
     late = facts.status.late
@@ -324,16 +326,18 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
     leader = facts.fleet.leader if domain is None else domain.leader
     if leader is None or not has_valid_lease(leader):
         where = "" if domain is None else f" of the domain {domain.name}"
-        yield Sentence(
+        yield HealthSentence(
             "act",
             f"{subject} late, because there is no leader{where}: start a worker that can become "
             "leader.",
         )
     else:
-        yield Sentence("look", f"{subject} late. Read the log of the leader {leader.leader_id}.")
+        yield HealthSentence(
+            "look", f"{subject} late. Read the log of the leader {leader.leader_id}."
+        )
 
 
-def _explain_silent_workers(facts: QueueFacts) -> Iterator[Sentence]:
+def _explain_silent_workers(facts: QueueFacts) -> Iterator[HealthSentence]:
     """Yield a sentence about workers without a recent heartbeat, if the queue also has live
     workers."""
     if facts.silent_workers and facts.live_worker_count:
@@ -342,4 +346,6 @@ def _explain_silent_workers(facts: QueueFacts) -> Iterator[Sentence]:
         names = format_names(one.client_id for one in facts.silent_workers)
         running = sum(one.running for one in facts.silent_workers)
         effect = f" The leader rescues their {format_count(running, 'job')}." if running else ""
-        yield Sentence("look", f"{number} of this queue {verb} no heartbeat: {names}.{effect}")
+        yield HealthSentence(
+            "look", f"{number} of this queue {verb} no heartbeat: {names}.{effect}"
+        )

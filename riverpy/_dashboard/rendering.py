@@ -65,7 +65,7 @@ def escape_hidden_characters(text: str) -> str:
     return _HIDDEN_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def format_value(value: object) -> str:
+def format_with_escapes(value: object) -> str:
     """Return a value as text. Invisible characters are replaced by escapes."""
     return escape_hidden_characters(str(value))
 
@@ -192,7 +192,7 @@ class Templates:
             "queue_path": make_queue_path,
             "rate": format_rate,
             "utc": format_utc,
-            "visible": format_value,
+            "visible": format_with_escapes,
             "worker_path": make_worker_path,
         }
         self._environment.filters.update(filters)  # pyright: ignore[reportCallIssue, reportArgumentType] (its type lists the default filters only)

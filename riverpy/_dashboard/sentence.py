@@ -8,7 +8,7 @@ Health: TypeAlias = Literal["ok", "look", "act"]
 """`ok`: there is no problem. `look`: something is unusual. `act`: jobs do not run, so act now."""
 
 
-class Sentence(NamedTuple):
+class HealthSentence(NamedTuple):
     """One line on a page about the health of clients, queues or jobs."""
 
     health: Health
@@ -23,6 +23,6 @@ def rank_health(health: Health) -> int:
     return ("ok", "look", "act").index(health)
 
 
-def sort_sentences(sentences: list[Sentence]) -> list[Sentence]:
+def sort_sentences(sentences: list[HealthSentence]) -> list[HealthSentence]:
     """Return the sentences sorted by health, the worst first."""
     return sorted(sentences, key=lambda one: -rank_health(one.health))

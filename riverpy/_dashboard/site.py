@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from riverpy._dashboard.bulk_runs import BulkRuns
+from riverpy._dashboard.bulk_runs import BulkChangeManager
 from riverpy._dashboard.doctor_cache import DoctorCache
 from riverpy._dashboard.job_count_cache import JobCountCache
 from riverpy._dashboard.live import LiveRegions
@@ -57,7 +57,7 @@ class Site:
         self.doctor = DoctorCache(client)
         self.job_counts = JobCountCache(client)
         self.regions = LiveRegions()
-        self.bulk_runs = BulkRuns(client)
+        self.bulk_runs = BulkChangeManager(client)
         self._log = get_logger()
 
     def invalidate_caches(self, seconds_ago: float = 0.0) -> None:

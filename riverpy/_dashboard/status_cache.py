@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._dashboard.database import acquire_connection
-from riverpy._tools.top.status import StatusStatements
+from riverpy._tools.top.status import StatusReaderOnConnection
 
 if TYPE_CHECKING:
-    from riverpy._tools.top.status import FleetStatus
+    from riverpy._tools.top.status import OverallStatus
     from riverpy.client import Client
 
 STATUS_AGE_MAX = 1.5
@@ -34,8 +34,8 @@ class StatusCache:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = anyio.Lock()
-        self._statements: StatusStatements | None = None
-        self._status: FleetStatus | None = None
+        self._statements: StatusReaderOnConnection | None = None
+        self._status: OverallStatus | None = None
         self._error: Exception | None = None
         """The error of the last read. Requests that wait for the read receive it too. Otherwise
         each of them would wait for a database that does not answer."""
@@ -44,7 +44,7 @@ class StatusCache:
         """The start of the last read, and the time of the last known change. Both are monotonic
         times."""
 
-    async def read(self) -> FleetStatus:
+    async def read(self) -> OverallStatus:
         """Return a status that is at most a few seconds old.
 
         Raises:
@@ -64,7 +64,7 @@ class StatusCache:
         change in the database."""
         self._changed_at = max(self._changed_at, changed_at)
 
-    async def _renew(self) -> FleetStatus:
+    async def _renew(self) -> OverallStatus:
         self._read_began_at = time.monotonic()
         try:
             self._status = await self._read_new_status()
@@ -77,11 +77,11 @@ class StatusCache:
         self._expires_at = time.monotonic() + pause
         return self._status
 
-    async def _read_new_status(self) -> FleetStatus:
+    async def _read_new_status(self) -> OverallStatus:
         began = time.monotonic()
         async with acquire_connection(self._client) as connection:
             if self._statements is None or began >= self._tables_expire_at:
-                statements = StatusStatements(self._client.config.schema)
+                statements = StatusReaderOnConnection(self._client.config.schema)
                 await statements.check_tables(connection, self._client.database_url)
                 self._statements = statements
                 self._tables_expire_at = began + TABLE_CHECK_INTERVAL

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._dashboard.health_summary import has_valid_lease, is_silent
 from riverpy._dashboard.rendering import format_duration
-from riverpy._dashboard.sentence import Sentence, sort_sentences
+from riverpy._dashboard.sentence import HealthSentence, sort_sentences
 from riverpy._maintenance.client_cleaner import DEAD_CLIENT_RETENTION
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._tools.text import format_count
@@ -15,10 +15,10 @@ from riverpy._tools.text import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from riverpy._tools.top.status import FleetStatus, WorkerStatus
+    from riverpy._tools.top.status import OverallStatus, WorkerStatus
 
 
-def explain_worker(worker: WorkerStatus, fleet: FleetStatus) -> list[Sentence]:
+def explain_worker(worker: WorkerStatus, fleet: OverallStatus) -> list[HealthSentence]:
     """Return sentences about what a worker does and what is wrong with it. The worst is first."""
     return sort_sentences([_explain_state(worker, fleet), *_explain_problems(worker)])
 
@@ -58,27 +58,27 @@ def describe_slots(workers: Sequence[WorkerStatus]) -> str:
     return text
 
 
-def _explain_state(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
+def _explain_state(worker: WorkerStatus, fleet: OverallStatus) -> HealthSentence:
     if is_silent(worker):
         return _explain_silence(worker, fleet)
     match worker.state:
         case "stopping":
             left = format_count(worker.running, "job")
-            return Sentence("ok", f"It stops: it takes no new jobs, and waits for {left}.")
+            return HealthSentence("ok", f"It stops: it takes no new jobs, and waits for {left}.")
         case "unregistered":
-            return Sentence(
+            return HealthSentence(
                 "look",
                 f"It is not registered, but runs {format_count(worker.running, 'job')}. It may be "
                 "a client of River in Go, or a worker whose row was deleted.",
             )
         case _:
-            return Sentence("ok", _describe_use(worker))
+            return HealthSentence("ok", _describe_slot_use(worker))
 
 
-def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
+def _explain_silence(worker: WorkerStatus, fleet: OverallStatus) -> HealthSentence:
     text = f"No heartbeat for {format_duration(worker.silent_for)}"
     if worker.state != "silent":
-        return Sentence(
+        return HealthSentence(
             "look",
             f"{text}: it stopped without a notice, or cannot reach the database. It counts as dead "
             f"after {format_duration(worker.dead_after)}.",
@@ -86,20 +86,20 @@ def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
     text += ": probably dead."
     if not worker.running:
         minutes = round(DEAD_CLIENT_RETENTION / 60)
-        return Sentence(
+        return HealthSentence(
             "look",
             f"{text} The leader removes it from this list when it has seen no "
             f"heartbeat for {minutes} minutes.",
         )
     jobs = format_count(worker.running, "job")
     if not has_valid_lease(fleet.leader):
-        return Sentence(
+        return HealthSentence(
             "act", f"{text} {jobs} of it cannot be rescued, because there is no leader."
         )
-    return Sentence("look", f"{text} The leader rescues its {jobs} for other workers.")
+    return HealthSentence("look", f"{text} The leader rescues its {jobs} for other workers.")
 
 
-def _describe_use(worker: WorkerStatus) -> str:
+def _describe_slot_use(worker: WorkerStatus) -> str:
     jobs = format_count(worker.running, "job")
     longest = f", the longest for {format_duration(worker.longest)}" if worker.running else ""
     if worker.slots is None:
@@ -110,27 +110,27 @@ def _describe_use(worker: WorkerStatus) -> str:
     return f"It runs {jobs} in {slots}{longest}."
 
 
-def _explain_problems(worker: WorkerStatus) -> Iterator[Sentence]:
+def _explain_problems(worker: WorkerStatus) -> Iterator[HealthSentence]:
     if worker.stuck and worker.state != "silent":
         jobs = format_count(worker.stuck, "job")
         verb, uses = ("runs", "uses a slot") if worker.stuck == 1 else ("run", "use slots")
         is_full = worker.slots is not None and worker.stuck >= worker.slots
         effect = " It can work no other job." if is_full else ""
-        yield Sentence(
+        yield HealthSentence(
             "act" if is_full else "look",
             f"{jobs} still {verb} after the cancellation, and {uses}.{effect} Restart the worker, "
             "and correct the code of the job: it ignores cancellation.",
         )
     if worker.aside:
         rows = format_count(worker.aside, "row")
-        yield Sentence(
+        yield HealthSentence(
             "look",
             f"It skips {rows} for a while, because statements for these rows fail. `riverpy "
             "doctor` says what to do.",
         )
 
 
-def find_led_domains(client_id: str, fleet: FleetStatus) -> list[str]:
+def find_led_domains(client_id: str, fleet: OverallStatus) -> list[str]:
     """Return the leader domains of which a client is the leader."""
     leaders = {DEFAULT_DOMAIN: fleet.leader, **{one.name: one.leader for one in fleet.domains}}
     return [

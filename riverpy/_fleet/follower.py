@@ -22,8 +22,8 @@ import anyio
 from riverpy._fleet.filters import FollowFilter, merge_filters
 from riverpy._fleet.job_events import make_event
 from riverpy._fleet.messages import (
-    Announcement,
-    decode_message,
+    WantedEventsAnnouncement,
+    decode_event_payload,
     encode_announcements,
     encode_ascii_json,
 )
@@ -118,41 +118,41 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
         self._is_stopped = False
-        self._task = BackgroundTask("fleet follower", self._run, self._handle_task_failure)
+        self._task = BackgroundTask("fleet follower", self._run, self._end_all_after_task_failure)
         self._log = get_logger().with_rate_limit()
 
     # -- subscriptions and watches
 
     def add_stream(self, stream: FleetStream) -> None:
-        self._expect_open()
+        self._require_open()
         super().add_stream(stream)
-        self._announce_changes_soon()
+        self._announce_wanted_events_soon()
 
     def remove_stream(self, stream: FleetStream) -> None:
         super().remove_stream(stream)
-        self._announce_changes_soon()
+        self._announce_wanted_events_soon()
 
-    def add_reader(self, reader: RowReader) -> None:
+    def add_row_reader(self, reader: RowReader) -> None:
         """Watch the job of a reader. The reader soon receives the row of the job."""
-        self._expect_open()
+        self._require_open()
         self._readers_by_id.setdefault(reader.job_id, WeakSet()).add(reader)
         self._version_by_id[reader.job_id] = ""  # send the row to the new reader
         self._ids_to_read.add(reader.job_id)
-        self._announce_changes_soon()
+        self._announce_wanted_events_soon()
 
-    def remove_reader(self, reader: RowReader) -> None:
+    def remove_row_reader(self, reader: RowReader) -> None:
         """Stop watching the job of a reader."""
         if (readers := self._readers_by_id.get(reader.job_id)) is not None:
             readers.discard(reader)
-        self._announce_changes_soon()
+        self._announce_wanted_events_soon()
 
-    def _expect_open(self) -> None:
+    def _require_open(self) -> None:
         """Raise ClientStateError if the client is not open or was closed."""
         self._get_open_pool()
         if self._is_stopped:
             raise WatchClosedError
 
-    def _announce_changes_soon(self) -> None:
+    def _announce_wanted_events_soon(self) -> None:
         """Make the background task announce to the workers which events the client wants now. Start
         the task if it is not running."""
         self._change_number += 1
@@ -173,7 +173,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             self._version_by_id.pop(job_id, None)
             self._ids_to_read.discard(job_id)
 
-    async def wait_until_announced(self) -> None:
+    async def wait_until_wanted_events_announced(self) -> None:
         """Wait until the workers know which events the client wants now, for at most
         `ANNOUNCEMENT_TIMEOUT`. Without a connection, they are notified later."""
         number = self._change_number
@@ -199,7 +199,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
     # -- notifications
 
     def _receive_message(self, payload: str) -> None:
-        decoded = decode_message(payload)
+        decoded = decode_event_payload(payload)
         if decoded is None:
             return
         header, messages = decoded
@@ -254,7 +254,9 @@ class FleetFollower(StreamGroup["FleetStream"]):
         if now - self._unused_since < UNUSED_FOLLOWER_TIMEOUT:
             return False
         self._unused_since = None
-        await self._send_announcements([encode_ascii_json(Announcement(self._id, is_end=True))])
+        await self._send_announcements(
+            [encode_ascii_json(WantedEventsAnnouncement(self._id, is_end=True))]
+        )
         return not self._is_used
 
     async def _wait_until_due(self) -> None:
@@ -359,7 +361,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     for reader in list(self._readers_by_id.get(job_id, ())):
                         reader.set_error(make_read_error(error))
 
-    def _handle_task_failure(self, error: Exception) -> None:
+    def _end_all_after_task_failure(self, error: Exception) -> None:
         """End all subscriptions and watches after the background task has failed, so that no reader
         waits forever."""
         self._log.error(FLEET_FOLLOWING_FAILED, exc_info=error)

@@ -57,7 +57,7 @@ class FleetJobRow(JobRow):
             "`await client.job_get(event.job.id)`"
         )
 
-    def columns(self) -> Sequence[Any]:
+    def get_encoded_values(self) -> Sequence[Any]:
         self._raise_attribute_not_sent("columns()")
 
     @property

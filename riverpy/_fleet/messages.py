@@ -31,7 +31,7 @@ PROGRESS_TEXT_LENGTH_MAX = 500
 """The maximum number of characters of a job's progress text in an event."""
 
 
-class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
+class WantedEventsAnnouncement(msgspec.Struct, frozen=True, omit_defaults=True):
     """The events that a client wants to receive. It is valid for workers only for a limited
     time."""
 
@@ -111,11 +111,11 @@ def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str
         for start in range(0, len(ids), JOB_IDS_PER_ANNOUNCEMENT_MAX):
             chunk = frozenset(ids[start : start + JOB_IDS_PER_ANNOUNCEMENT_MAX])
             part = [msgspec.structs.replace(one, job_ids=chunk)]
-            if _is_too_long(Announcement(follower, filters=part)):
+            if _is_too_long(WantedEventsAnnouncement(follower, filters=part)):
                 part = [FollowFilter(events=one.events, job_ids=chunk)]
             parts.append(part)
     return [
-        encode_ascii_json(Announcement(follower, number, part))
+        encode_ascii_json(WantedEventsAnnouncement(follower, number, part))
         for number, part in enumerate(parts[:ANNOUNCEMENTS_MAX])
     ]
 
@@ -127,20 +127,20 @@ def _widen_filters_to_fit(follower: str, filters: list[FollowFilter]) -> list[Fo
         [FollowFilter(events=one.events, queues=one.queues) for one in filters],
         [FollowFilter(events=one.events) for one in filters],
     ):
-        if not _is_too_long(Announcement(follower, filters=wider)):
+        if not _is_too_long(WantedEventsAnnouncement(follower, filters=wider)):
             return wider
     return [FollowFilter()]
 
 
-def _is_too_long(announcement: Announcement) -> bool:
+def _is_too_long(announcement: WantedEventsAnnouncement) -> bool:
     part_number_bytes = 20
     return len(encode_ascii_json(announcement)) > PAYLOAD_BYTES_MAX - part_number_bytes
 
 
-def decode_announcement(payload: str) -> Announcement | None:
+def decode_announcement(payload: str) -> WantedEventsAnnouncement | None:
     """Decode the payload of an announcement. Return None if it is not valid."""
     try:
-        return msgspec.json.decode(payload, type=Announcement)
+        return msgspec.json.decode(payload, type=WantedEventsAnnouncement)
     except (msgspec.DecodeError, RecursionError):
         return None
 
@@ -151,7 +151,7 @@ def encode_ascii_json(message: msgspec.Struct) -> str:
     return text if text.isascii() else json.dumps(json.loads(text), separators=(",", ":"))
 
 
-class MessageBuilder:
+class EventPayloadBuilder:
     """Makes payloads from events. Each payload contains as many events as fit."""
 
     def __init__(self, client_id: str) -> None:
@@ -189,7 +189,7 @@ _event_decoder = msgspec.json.Decoder(EventMessage)
 _header_decoder = msgspec.json.Decoder(MessageHeader)
 
 
-def decode_message(payload: str) -> tuple[MessageHeader, list[EventMessage]] | None:
+def decode_event_payload(payload: str) -> tuple[MessageHeader, list[EventMessage]] | None:
     """Decode a payload with events. Return the header and the events, or None if it is not
     valid."""
     header, *lines = payload.split("\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from riverpy._fleet.filters import merge_filters
-from riverpy._fleet.messages import MessageBuilder, decode_announcement
+from riverpy._fleet.messages import EventPayloadBuilder, decode_announcement
 from riverpy._fleet.outbox import FleetOutbox
 from riverpy._log import get_logger
 from riverpy._log_events import FLEET_EVENTS_NOT_SENT
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from riverpy._fleet.messages import Announcement
+    from riverpy._fleet.messages import WantedEventsAnnouncement
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.notifier import Notifier
@@ -76,11 +76,11 @@ class FleetPublisher:
         there are followers."""
         self._owner, self._make_connection, self._schema = owner, make_connection, schema
         self._connection: DedicatedConnection | None = None
-        self._announcements: dict[tuple[str, int], tuple[float, Announcement]] = {}
+        self._announcements: dict[tuple[str, int], tuple[float, WantedEventsAnnouncement]] = {}
         """The valid announcements with the monotonic times at which they expire, by follower and
         part."""
         self._outbox = FleetOutbox(self._wake)
-        self._messages = MessageBuilder(client_id)
+        self._messages = EventPayloadBuilder(client_id)
         self._woken = asyncio.Event()
         self._allowance, self._allowance_at = float(EVENTS_PER_SECOND_MAX), time.monotonic()
         """The number of events that the rate limit allowed at a monotonic time, and this time."""
@@ -145,7 +145,7 @@ class FleetPublisher:
             while True:
                 scope.clear_progress_deadline()
                 await self._wait_for_events()
-                scope.expect_progress(within=SEND_INTERVAL + SEND_TIMEOUT + SEND_RETRY_DELAY)
+                scope.set_progress_deadline(within=SEND_INTERVAL + SEND_TIMEOUT + SEND_RETRY_DELAY)
                 self._drop_expired_announcements()
                 if self._outbox or self._outbox.dropped_count:
                     await anyio.sleep(SEND_INTERVAL)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class RowReaderOwner(Protocol):
     """The object that reads the rows of watched jobs from the database."""
 
-    def add_reader(self, reader: RowReader) -> None:
+    def add_row_reader(self, reader: RowReader) -> None:
         """Start reading the row of the reader's job."""
 
-    def remove_reader(self, reader: RowReader) -> None:
+    def remove_row_reader(self, reader: RowReader) -> None:
         """Stop reading the row for this reader."""
 
 
@@ -65,7 +65,7 @@ class RowReader:
 
     # -- called by the reader
 
-    async def read_row(self) -> JobRow:
+    async def receive_row(self) -> JobRow:
         """Wait until the row changes or is read again, and return it.
 
         Raises:
@@ -89,7 +89,7 @@ class RowReader:
         if self._is_ended:
             raise StopAsyncIteration
         if not self._is_open:
-            self._owner.add_reader(self)
+            self._owner.add_row_reader(self)
             self._is_open = True
         while self._unread_row is None:
             if self._error is not None:
@@ -110,5 +110,5 @@ class RowReader:
         self._is_ended = True
         if self._is_open:
             self._is_open = False
-            self._owner.remove_reader(self)
+            self._owner.remove_row_reader(self)
         self._ready.set()

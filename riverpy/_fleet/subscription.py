@@ -55,7 +55,10 @@ class FleetSubscription:
     ) -> None:
         """Create a subscription that is not open yet. `wait_until_announced` waits until the
         workers know which events the client wants to receive."""
-        self._stream, self._wait_until_announced = stream, wait_until_announced
+        self._stream, self._wait_until_announced = (
+            stream,
+            wait_until_announced,
+        )
 
     @property
     def dropped(self) -> int:

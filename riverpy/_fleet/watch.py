@@ -42,7 +42,7 @@ class JobWatch:
             Exception: the database cannot read the row.
         """
         while True:
-            row = await self._reader.read_row()
+            row = await self._reader.receive_row()
             kind = find_change_kind(self._last_row, row)
             self._last_row = row
             if kind is not None:
@@ -90,7 +90,7 @@ def find_change_kind(before: JobRow | None, row: JobRow) -> JobChangeKind | None
 
 def _decode_metadata_members(row: JobRow) -> dict[str, Any]:
     """Return the metadata of a row. The values stay JSON texts."""
-    text: str = row.columns()[JobColumn.METADATA]
+    text: str = row.get_encoded_values()[JobColumn.METADATA]
     try:
         return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):

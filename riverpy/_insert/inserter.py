@@ -39,7 +39,7 @@ from riverpy._insert.row import (
 )
 from riverpy._insert.shared_statement import SharedStatementSender
 from riverpy._lifecycle import is_cancellation_of_current_task
-from riverpy._log import NotificationQueueLog
+from riverpy._log import ServerNotificationQueueLog
 from riverpy._middleware_chain import run_middleware
 from riverpy._plugins import plugin_name, read_class_plugins
 from riverpy._postgres.connector import Connector
@@ -47,12 +47,12 @@ from riverpy._postgres.driver import DATABASE_ERRORS, is_notification_queue_full
 from riverpy._postgres.inserts import (
     InsertRow,
     QueuesToNotify,
-    insert_notify_queues,
     job_insert,
     job_insert_with_copy,
     list_queues_with_due_jobs,
+    notify_queues_of_inserts,
 )
-from riverpy._postgres.transactions import expect_copy_support, savepoint, validate_tx
+from riverpy._postgres.transactions import require_copy_support, savepoint, validate_tx
 from riverpy._without_loop import refuse_wait_without_loop, sleep
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -132,29 +132,29 @@ def _describe_hook(hook: object) -> str:
     return f"the hook {plugin_name(hook)}"
 
 
-class SharedInsertSetup(NamedTuple):
+class SharedStatementSetup(NamedTuple):
     """What a client provides for shared statements. A shared statement inserts the jobs of several
     calls."""
 
     connect: Callable[[], Awaitable[Connection]]
     """Opens the connection that the client uses only for shared statements."""
-    expect_open: Callable[[], object]
+    require_open: Callable[[], object]
     """Raises ClientStateError if the client is not open in this process and event loop."""
     trace_internal: bool
 
 
-def make_shared_insert_setup(
+def make_shared_statement_setup(
     database: str | Pool | None,
     config: Config,
     password: PasswordSource | None,
-    expect_open: Callable[[], object],
-) -> SharedInsertSetup | None:
+    require_open: Callable[[], object],
+) -> SharedStatementSetup | None:
     """Return the setup for shared statements. Return None if the client uses a caller's pool. Such
     a pool may prepare its connections for each call, so each call needs its own statement."""
     if not isinstance(database, str):
         return None
     connector = Connector(database, config, password)
-    return SharedInsertSetup(connector.connect_for_inserts, expect_open, config.trace_internal)
+    return SharedStatementSetup(connector.connect_for_inserts, require_open, config.trace_internal)
 
 
 class Inserter:
@@ -168,7 +168,7 @@ class Inserter:
         insert_settings: InsertSettings,
         plugins: PluginLists,
         clock: Clock,
-        shared_insert_setup: SharedInsertSetup | None = None,
+        shared_insert_setup: SharedStatementSetup | None = None,
     ) -> None:
         """Create the inserter.
 
@@ -183,10 +183,10 @@ class Inserter:
         self._row_templates = RowTemplates()
         self._clock = clock
         self._notify_limiter = NotifyLimiter(clock)
-        self._notification_queue_log = NotificationQueueLog()
+        self._notification_queue_log = ServerNotificationQueueLog()
         self._shared_sender: SharedStatementSender | None = None
         if shared_insert_setup is not None:
-            self._expect_open = shared_insert_setup.expect_open
+            self._require_open = shared_insert_setup.require_open
             self._shared_sender = SharedStatementSender(
                 shared_insert_setup.connect,
                 schema=schema,
@@ -301,7 +301,7 @@ class Inserter:
         if any(row.replace is not None for row in rows):
             raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
         if tx is not None and get_recorder() is None:
-            expect_copy_support(validate_tx(tx))
+            require_copy_support(validate_tx(tx))
         return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
     def _make_rows(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
@@ -402,7 +402,7 @@ class Inserter:
             if len(rows) <= SHARED_CALL_JOBS_MAX and not any(row.unique_key for row in rows):
                 size = count_row_bytes(rows)
                 if size <= STATEMENT_BYTES_MAX:
-                    self._expect_open()
+                    self._require_open()
                     return cast("T", await self._shared_sender.insert(rows, size))
             return await self._send_with_retries(rows, send)
         connection = validate_tx(tx)
@@ -439,11 +439,11 @@ class Inserter:
         queues = list_queues_with_due_jobs(rows) if should_notify else []
         if any(row.replace is not None for row in rows):
             # The rate limiter does not know the queues of the existing jobs that are replaced.
-            return await self._send_on_pool(rows, QueuesToNotify(queues), send)
+            return await self._send_rows_on_pool(rows, QueuesToNotify(queues), send)
         selection = self._notify_limiter.select_queues(queues)
         is_stored = False
         try:
-            result = await self._send_on_pool(rows, selection.queues_to_notify, send)
+            result = await self._send_rows_on_pool(rows, selection.queues_to_notify, send)
             is_stored = True
         except DATABASE_ERRORS as error:
             if is_notification_queue_full(error):
@@ -455,7 +455,7 @@ class Inserter:
                 self._shared_sender.notify_overdue_queues_soon()
         return result
 
-    async def _send_on_pool(
+    async def _send_rows_on_pool(
         self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
     ) -> T:
         """Acquire a connection from the pool and call `send` with it. Both steps use one cancel
@@ -542,7 +542,7 @@ class Inserter:
                     connection, self._schema, rows, timeout=INSERT_STATEMENT_TIMEOUT
                 )
                 if to_notify.queues:
-                    count = await insert_notify_queues(connection, self._schema, to_notify)
+                    count = await notify_queues_of_inserts(connection, self._schema, to_notify)
                     self._log_notification_queue_state(to_notify.queues, count)
         return len(rows)
 

@@ -79,7 +79,7 @@ def compact_json_object(field_name: str, json_text: object) -> str:
             f"$: {field_name} takes its JSON as a text, got {type(json_text).__name__}: decode or "
             "serialize it first"
         )
-    return _json.normalize_object(_check_json_size("args", json_text), may_be_array=True)
+    return _json.compact_object_like_go(_check_json_size("args", json_text), may_be_array=True)
 
 
 def encode_job_metadata(metadata: object) -> str:
@@ -89,13 +89,13 @@ def encode_job_metadata(metadata: object) -> str:
         ArgsError: the metadata is not a JSON object, has a key that River reserves, or cannot be
             stored by PostgreSQL.
     """
-    text = encode_metadata(metadata)
+    text = encode_metadata_with_any_keys(metadata)
     for key in cast("Mapping[object, object]", metadata or {}):
         check_metadata_key(key)
     return text
 
 
-def encode_metadata(metadata: object) -> str:
+def encode_metadata_with_any_keys(metadata: object) -> str:
     """Return metadata as JSON text. None means an empty object.
 
     Raises:

@@ -59,7 +59,7 @@ def get_recorder() -> InsertRecorder | None:
     return active[-1] if active else None  # the context has no recorder, or one that has ended
 
 
-def expect_no_recorder(method_name: str) -> None:
+def require_no_recorder(method_name: str) -> None:
     """Raise ClientStateError if a recorder receives the inserts of the calling code."""
     if get_recorder() is not None:
         raise ClientStateError(

@@ -112,7 +112,7 @@ class RowTemplates:
             return None
         return InsertRow(encode_args(args), *template[1:])
 
-    def add_row(self, args: JobArgs | RawArgs, row: InsertRow) -> None:
+    def add_template(self, args: JobArgs | RawArgs, row: InsertRow) -> None:
         """Keep the row of a job that was inserted without options, for later jobs of its args
         class. Do nothing if these jobs may need a different row."""
         if row.unique_states is None and not _may_have_own_options(args):
@@ -156,7 +156,7 @@ def prepare_rows(
         else:
             row, rule = _prepare_row_and_unique_rule(args, opts, settings=settings, now=now)
             if opts is None:
-                templates.add_row(args, row)
+                templates.add_template(args, row)
             if not is_single:
                 firsts[key] = (opts, row, rule)
         rows.append(row)
@@ -187,7 +187,7 @@ def _prepare_row_and_unique_rule(
     """Return the row of a job, and the rule for its unique key; see `prepare_row`."""
     kind = _check_kind(_get_kind(args), settings)
     text = encode_args(args)
-    call_opts = _EMPTY_INSERT_OPTS if opts is None else _expect_type("opts", opts, InsertOpts)
+    call_opts = _EMPTY_INSERT_OPTS if opts is None else _check_type("opts", opts, InsertOpts)
     class_opts = _get_class_opts(args)
     time = _first_not_none(call_opts.scheduled_at, class_opts.scheduled_at, None)
     scheduled_at = _check_scheduled_at(time)
@@ -202,7 +202,7 @@ def _prepare_row_and_unique_rule(
         max_attempts=_first_not_none(
             call_opts.max_attempts, class_opts.max_attempts, settings.default_max_attempts
         ),
-        state=JobState.PENDING if _expect_type("pending", call_opts.pending, bool) else state,
+        state=JobState.PENDING if _check_type("pending", call_opts.pending, bool) else state,
         tags=_first_not_none(call_opts.tags, class_opts.tags, ()),
         scheduled_at=scheduled_at and scheduled_at.isoformat(),
         expires_in=encode_expires_in(expires_in),
@@ -223,7 +223,7 @@ def _prepare_row_and_unique_rule(
 def _encode_metadata(call_opts: InsertOpts, class_opts: InsertOpts) -> str:
     """Encode the metadata of a job. If the option `notify_end` is set, add the metadata key that
     causes a notification when the job ends."""
-    is_notified = _expect_type("notify_end", call_opts.notify_end, bool) or class_opts.notify_end
+    is_notified = _check_type("notify_end", call_opts.notify_end, bool) or class_opts.notify_end
     if not is_notified:
         return encode_job_metadata(call_opts.metadata)
     metadata = {} if call_opts.metadata is None else call_opts.metadata
@@ -247,7 +247,7 @@ def _make_checked_row(
     replace: str | None,
 ) -> InsertRow:
     """Check the options that hooks may change, and return a row without a unique key."""
-    validate_queue_name(_expect_type("queue", queue, str))
+    validate_queue_name(_check_type("queue", queue, str))
     return InsertRow(
         args=args,
         unique_key=None,
@@ -295,12 +295,12 @@ def make_row_after_hooks(
     is_same_text = params.encoded_args == old.args
     is_same_metadata = params.metadata == _decode_metadata(old.metadata)
     time = _check_scheduled_at(params.scheduled_at)
-    state = _expect_type("state", params.state, JobState)
+    state = _check_type("state", params.state, JobState)
     if state not in _INSERTABLE_STATES:
         raise InsertError(f"state must be one of {', '.join(_INSERTABLE_STATES)}, got {state}")
     row = _make_checked_row(
         args=old.args if is_same_text else compact_json_object("encoded_args", params.encoded_args),
-        kind=_check_kind(_expect_type("kind", params.kind, str), settings),
+        kind=_check_kind(_check_type("kind", params.kind, str), settings),
         metadata=old.metadata if is_same_metadata else encode_job_metadata(params.metadata),
         queue=params.queue,
         priority=params.priority,
@@ -343,14 +343,14 @@ def _first_not_none(call_value: T | None, class_value: T | None, default: T) -> 
     return default if class_value is None else class_value
 
 
-def _expect_type(name: str, value: object, expected_type: type[T]) -> T:
+def _check_type(name: str, value: object, expected_type: type[T]) -> T:
     if not isinstance(value, expected_type) or (isinstance(value, bool) and expected_type is int):
         raise InsertError(f"{name} must be {expected_type.__name__}, got {type(value).__name__}")
     return value
 
 
 def _encode_checked_number(name: str, value: object, maximum: int) -> str:
-    number = _expect_type(name, value, int)
+    number = _check_type(name, value, int)
     if not 1 <= number <= maximum:
         raise InsertError(f"{name} must be between 1 and {maximum}, got {number}")
     return str(int(number))
@@ -358,7 +358,7 @@ def _encode_checked_number(name: str, value: object, maximum: int) -> str:
 
 def _get_kind(args: JobArgs | RawArgs) -> str:
     if isinstance(args, RawArgs):
-        return _expect_type("the kind of RawArgs", args.kind, str)
+        return _check_type("the kind of RawArgs", args.kind, str)
     if isinstance(args, type):
         raise InsertError(f"args must be an object, got the class {args.__qualname__}: call it")
     kind: object = getattr(type(args), "kind", None)
@@ -387,7 +387,7 @@ def _get_class_opts(args: JobArgs | RawArgs) -> InsertOpts:
     if not callable(provider):
         return _EMPTY_INSERT_OPTS
     source = f"the result of {type(args).__qualname__}.insert_opts"
-    return _expect_type(source, provider(), InsertOpts)
+    return _check_type(source, provider(), InsertOpts)
 
 
 def _encode_tags(tags: object) -> str:
@@ -395,8 +395,8 @@ def _encode_tags(tags: object) -> str:
         return ""
     if isinstance(tags, str):
         raise InsertError(f"tags must be a sequence of strings, got the string {tags[:80]!r}")
-    sequence = cast("Sequence[object]", _expect_type("tags", tags, Sequence))
-    texts = [_expect_type("a tag", tag, str) for tag in sequence]
+    sequence = cast("Sequence[object]", _check_type("tags", tags, Sequence))
+    texts = [_check_type("a tag", tag, str) for tag in sequence]
     for text in texts:
         validate_tag(text)
     return ",".join(texts)
@@ -405,7 +405,7 @@ def _encode_tags(tags: object) -> str:
 def _check_scheduled_at(value: object) -> datetime | None:
     if value is None:
         return None
-    time = _expect_type("scheduled_at", value, datetime)
+    time = _check_type("scheduled_at", value, datetime)
     if time.utcoffset() is None:
         raise InsertError(
             f"scheduled_at has no time zone: {time.isoformat()}; give it one, as in "
@@ -424,11 +424,11 @@ def _choose_unique_opts(call_opts: InsertOpts, class_opts: InsertOpts) -> Unique
     for opts in (call_opts.unique_opts, class_opts.unique_opts):
         if opts is None:
             continue
-        _expect_type("unique_opts", opts, UniqueOpts)
+        _check_type("unique_opts", opts, UniqueOpts)
         for name in ("by_args", "by_queue", "exclude_kind"):
-            _expect_type(f"unique_opts.{name}", getattr(opts, name), bool)
+            _check_type(f"unique_opts.{name}", getattr(opts, name), bool)
         if opts.by_period is not None:
-            _expect_type("unique_opts.by_period", opts.by_period, timedelta)
+            _check_type("unique_opts.by_period", opts.by_period, timedelta)
         if opts != _EMPTY_UNIQUE_OPTS:
             check_unique_opts(opts)
             return opts

@@ -37,8 +37,8 @@ from riverpy._insert.retries import (
     is_database_unavailable,
     is_rolled_back_for_conflict,
 )
-from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
-from riverpy._postgres.connection import expect_writable, may_break_session
+from riverpy._postgres.batch_sender import AdaptiveBatchSize, BatchSender, BatchStatement
+from riverpy._postgres.connection import may_break_session, require_writable
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     close_connection,
@@ -50,10 +50,10 @@ from riverpy._postgres.driver import (
     terminate_on_error,
 )
 from riverpy._postgres.inserts import (
-    JobLeftOutError,
-    insert_notify_queues,
-    job_insert_with_shared_statement,
+    InsertPreventedByTriggerError,
+    job_insert_for_several_calls,
     list_queues_with_due_jobs,
+    notify_queues_of_inserts,
 )
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ClientStateError
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from riverpy._insert.notify_limiter import NotifyLimiter
-    from riverpy._log import NotificationQueueLog
+    from riverpy._log import ServerNotificationQueueLog
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.inserts import InsertRow
     from riverpy.insert_opts import InsertResult
@@ -103,7 +103,7 @@ class SharedStatementSender:
         *,
         schema: str | None,
         notify_limiter: NotifyLimiter,
-        notification_queue_log: NotificationQueueLog,
+        notification_queue_log: ServerNotificationQueueLog,
         should_notify: bool,
         trace_internal: bool = False,
     ) -> None:
@@ -159,7 +159,7 @@ class SharedStatementSender:
         call = InsertCall(
             rows, size, loop.create_future(), loop.time() + ACQUIRE_CONNECTION_TIMEOUT
         )
-        if self._can_send_directly():
+        if self._can_send_in_caller_task():
             return await self._send_in_caller_task(call)
         backlog.add_call(call)
         self._start_task()
@@ -172,7 +172,7 @@ class SharedStatementSender:
             self._cancel_abandoned_statement()
             raise
 
-    def _can_send_directly(self) -> bool:
+    def _can_send_in_caller_task(self) -> bool:
         """Return whether the caller's task can send a call itself: the connection is open, no other
         call waits or is being sent, and the last calls came one at a time."""
         return (
@@ -324,7 +324,7 @@ class SharedStatementSender:
             # asyncpg cancels the statement on the server before it sends another one.
             with suppress(*DATABASE_ERRORS), terminate_on_error(cancelled):
                 with anyio.fail_after(CANCEL_TIMEOUT):
-                    await expect_writable(cancelled)
+                    await require_writable(cancelled)
                 self._connection = cancelled
                 return cancelled
         connection = self._connection = await self._connect()
@@ -364,7 +364,7 @@ class SharedStatementSender:
         try:
             try:
                 await self._send_statement(calls)
-            except (*DATABASE_ERRORS, JobLeftOutError) as error:
+            except (*DATABASE_ERRORS, InsertPreventedByTriggerError) as error:
                 if self._is_closed:
                     raise ClientStateError(_CLIENT_CLOSED_TEXT) from error
                 if len(calls) == 1:
@@ -384,7 +384,7 @@ class SharedStatementSender:
         error.
 
         Raises:
-            Exception: one of DATABASE_ERRORS, or JobLeftOutError; nothing was stored.
+            Exception: one of DATABASE_ERRORS, or InsertPreventedByTriggerError; nothing was stored.
         """
         backoff: Backoff | None = None
         should_notify = self._should_notify
@@ -417,7 +417,7 @@ class SharedStatementSender:
         is_stored = False
         self._sent_calls = calls
         try:
-            results, notified_count = await job_insert_with_shared_statement(
+            results, notified_count = await job_insert_for_several_calls(
                 connection,
                 self._schema,
                 rows,
@@ -425,18 +425,18 @@ class SharedStatementSender:
                 timeout=POOL_STATEMENT_TIMEOUT,
             )
             is_stored = True
-        except JobLeftOutError:
+        except InsertPreventedByTriggerError:
             raise
         except BaseException as error:
             self._sent_calls = []
-            is_abandoned = self._uncancel_if_abandoned()
+            is_abandoned = self._uncancel_after_abandoned_statement()
             if is_notification_queue_full(error):
                 self._log_notification_queue_state(selection.notified_queues, 0)
             is_lost = isinstance(error, DATABASE_ERRORS) and not is_certain_rollback(error)
             if is_lost or not isinstance(error, Exception):
                 for call in calls:
                     call.fail(_make_connection_lost_error(error))
-            self._handle_connection_error(error)
+            self._keep_or_close_connection(error)
             if is_lost or is_abandoned:
                 return
             raise
@@ -447,7 +447,7 @@ class SharedStatementSender:
         self._log_notification_queue_state(selection.notified_queues, notified_count)
         _set_results(calls, results)
 
-    def _handle_connection_error(self, error: BaseException) -> None:
+    def _keep_or_close_connection(self, error: BaseException) -> None:
         """Keep the connection if it is usable after this error, otherwise close it. After a timeout
         or a cancellation, `_open_connection` decides this later, so that no caller waits now."""
         if is_data_error(error) or not may_break_session(error):
@@ -457,7 +457,7 @@ class SharedStatementSender:
         else:
             self._terminate_connection()
 
-    def _uncancel_if_abandoned(self) -> bool:
+    def _uncancel_after_abandoned_statement(self) -> bool:
         """If the task was cancelled only to end its statement, undo the cancellation. Return True
         if the task continues."""
         is_abandoned, self._is_statement_abandoned = self._is_statement_abandoned, False
@@ -474,7 +474,9 @@ class SharedStatementSender:
         try:
             with anyio.fail_after(NOTIFY_TIMEOUT):
                 if connection is not None:
-                    await insert_notify_queues(connection, self._schema, selection.queues_to_notify)
+                    await notify_queues_of_inserts(
+                        connection, self._schema, selection.queues_to_notify
+                    )
         except DATABASE_ERRORS as error:
             if may_break_session(error):
                 self._terminate_connection()
@@ -501,7 +503,7 @@ class _SplitStatementSender:
                 is_row_error=lambda _error: True,
                 row_by_row_batch_size_max=CALLS_SENT_ALONE_MAX,
             ),
-            batch_size=BatchSize(math.isqrt(len(calls)), POOL_STATEMENT_TIMEOUT),
+            batch_size=AdaptiveBatchSize(math.isqrt(len(calls)), POOL_STATEMENT_TIMEOUT),
             skipped_rows=None,
             on_row_skipped=lambda call, error: call.fail(make_insert_error(error)),
             failures_before_pause=sys.maxsize,
@@ -519,8 +521,10 @@ class _SplitStatementSender:
     async def _send_part(self, calls: list[InsertCall]) -> None:
         try:
             await self._send_statement(calls)
-        except (*DATABASE_ERRORS, JobLeftOutError) as error:
-            is_permanent = isinstance(error, JobLeftOutError) or is_permanent_statement_error(error)
+        except (*DATABASE_ERRORS, InsertPreventedByTriggerError) as error:
+            is_permanent = isinstance(
+                error, InsertPreventedByTriggerError
+            ) or is_permanent_statement_error(error)
             if not is_permanent:
                 self._temporary_failure_count += 1
                 if self._temporary_failure_count >= TEMPORARY_FAILURES_MAX:

@@ -100,7 +100,7 @@ class Election:
         self._lease, self._term_error = lease, None
         self._log.info(LEADER_ELECTED, elected_at=lease.acquired_at.isoformat())
         self._publish_leadership_change(lease, None)
-        lease.call_at_end(partial(self._handle_term_end, lease))
+        lease.call_at_end(partial(self._log_and_publish_term_end, lease))
         work = partial(self._run_maintenance, lease)
         task = LeaseTask(lease, self._engine, work, loss_cause=StopCause.LEADERSHIP_LOST)
         task.start("maintenance")
@@ -114,7 +114,7 @@ class Election:
             self._log.exception(LEADER_TERM_FAILED)
             self.resign_after_failure(lease, error)
 
-    def _handle_term_end(self, lease: Lease) -> None:
+    def _log_and_publish_term_end(self, lease: Lease) -> None:
         elected_at = lease.acquired_at.isoformat()
         if lease.is_lost:
             self._log.warning(LEADERSHIP_LOST, reason=lease.end_reason, elected_at=elected_at)
@@ -172,7 +172,7 @@ class Election:
         return True
 
 
-def handle_leadership_notification(engine: LeaseEngine, payload: str) -> None:
+def receive_leadership_notification(engine: LeaseEngine, payload: str) -> None:
     """Handle a notification on River's topic `river_leadership`. It is about the leader of
     `default`."""
     message = decode_notification(payload)
@@ -180,8 +180,8 @@ def handle_leadership_notification(engine: LeaseEngine, payload: str) -> None:
         return
     match message.action:
         case "resigned":
-            engine.handle_lease_released(DEFAULT_DOMAIN, message.leader_id)
+            engine.wake_callers_after_release(DEFAULT_DOMAIN, message.leader_id)
         case "request_resign":
-            engine.handle_release_request(DEFAULT_DOMAIN)
+            engine.resign_on_request(DEFAULT_DOMAIN)
         case _:
             pass

@@ -20,7 +20,7 @@ from riverpy._log_events import (
     NO_LEADER_CANDIDATE_FOUND,
 )
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.clients import election_get_status
+from riverpy._postgres.clients import default_domain_get_election_status
 from riverpy._postgres.domains import domain_get_election_status
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 
@@ -96,7 +96,7 @@ class LeaderWatch:
         """Check the leader until the service is stopped. The first check is made at once."""
         task_status.started()
         while True:
-            scope.expect_progress(within=self._check_interval + CHECK_TIMEOUT)
+            scope.set_progress_deadline(within=self._check_interval + CHECK_TIMEOUT)
             await self._check_election()
             await self._timer.sleep(self._check_interval)
 
@@ -117,7 +117,7 @@ class LeaderWatch:
 
     async def _read_election_status(self, connection: Connection) -> ElectionStatus:
         if self._domain is None:
-            return await election_get_status(connection, self._config.schema)
+            return await default_domain_get_election_status(connection, self._config.schema)
         return await domain_get_election_status(
             connection, self._config.schema, domain=self._domain
         )

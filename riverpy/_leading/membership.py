@@ -191,7 +191,7 @@ class DomainMembership:
         task_status.started()
         interval = self._heartbeat_interval.total_seconds()
         while True:
-            scope.expect_progress(within=interval + HEARTBEAT_WRITE_TIMEOUT)
+            scope.set_progress_deadline(within=interval + HEARTBEAT_WRITE_TIMEOUT)
             await self._timer.sleep(interval)
             try:
                 async with self._connection.acquire(

@@ -29,10 +29,12 @@ class EndedJobPublisher(Protocol):
         """Whether any client follows the events."""
         ...
 
-    def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
+    def publish_jobs_ended_by_leader(
+        self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]
+    ) -> None:
         """Send the events of these jobs. `state_by_id` has the new state of each job."""
 
-    def count_dropped_events(self, count: int) -> None:
+    def add_dropped_events(self, count: int) -> None:
         """Add `count` to the number of events that are not sent."""
 
 

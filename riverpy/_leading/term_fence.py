@@ -14,9 +14,9 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.transactions import (
     TRANSACTION_CHECK_TIMEOUT,
-    expect_no_savepoint,
-    expect_read_committed,
     make_wrong_database_error,
+    require_no_savepoint,
+    require_read_committed,
     run_at_once_if_blocking,
     validate_fence_connection,
 )
@@ -104,7 +104,7 @@ class LeaderTerm:
         self.expect_held()
         is_rivers_row = self.lease.name == DEFAULT_DOMAIN
         if is_rivers_row:
-            await expect_read_committed(transaction)
+            await require_read_committed(transaction)
         with fail_after(TRANSACTION_CHECK_TIMEOUT, "passing the fence of a leader term took long"):
             is_held = await self._try_to_fence_transaction(transaction)
         if not is_held:
@@ -112,7 +112,7 @@ class LeaderTerm:
                 raise await make_wrong_database_error(transaction, "this leader term")
             raise _make_fenced_out_error()
         if is_rivers_row:
-            await expect_no_savepoint(transaction)
+            await require_no_savepoint(transaction)
 
     async def _try_to_fence_transaction(self, connection: Transaction) -> bool:
         """Bind a transaction to the term. Return False if the term has ended, or if the connection

@@ -73,7 +73,7 @@ class TermServicesRunner:
             try:
                 await self._run_services(scope)
             except Exception as error:
-                await self._handle_failure(scope, unwrap_single_error(error))
+                await self._wait_or_resign_after_failure(scope, unwrap_single_error(error))
 
     async def _run_services(self, scope: StopScope) -> None:
         context, services = self._make_services(self._lease)
@@ -89,7 +89,7 @@ class TermServicesRunner:
         finally:
             await close_connections([context.connection, context.long_statement_connection])
 
-    async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
+    async def _wait_or_resign_after_failure(self, scope: StopScope, error: BaseException) -> None:
         """Log a failure of maintenance. Then wait until the services can start again. After too
         many failures, resign."""
         if scope.cause is not None:

@@ -25,7 +25,7 @@ class ClientLeaseEngine:
         """Create the object without an engine. `make_engine` creates the engine later. It receives
         the leases of the client's earlier engines whose work may still run."""
         self._make_engine = make_engine
-        self._unfinished_leases: list[Lease] = []
+        self._leases_with_running_work: list[Lease] = []
         self._engine: LeaseEngine | None = None
         self._engine_lock = anyio.Lock()
 
@@ -39,7 +39,7 @@ class ClientLeaseEngine:
         """
         async with self._engine_lock:
             if self._engine is None:
-                engine = self._make_engine(self._unfinished_leases)
+                engine = self._make_engine(self._leases_with_running_work)
                 await engine.__aenter__()
                 self._engine = engine
             return self._engine
@@ -54,12 +54,12 @@ class ClientLeaseEngine:
             engine, self._engine = self._engine, None
             if engine is not None:
                 await engine.close()
-                self._unfinished_leases = engine.unfinished_leases
+                self._leases_with_running_work = engine.leases_with_running_work
 
-    def handle_notification(self, payload: str) -> None:
+    def receive_notification(self, payload: str) -> None:
         """Handle a notification on the topic `riverpy_lease`."""
         if self._engine is not None:
-            self._engine.handle_notification(payload)
+            self._engine.receive_notification(payload)
 
     def wake_all_callers(self) -> None:
         """Try now to acquire each lease that a caller waits for, because notifications may have
@@ -68,10 +68,9 @@ class ClientLeaseEngine:
             self._engine.wake_all_callers()
 
     @property
-    def standby_names(self) -> list[str]:
-        """The names of the leases for which this client stands by (`LeaseEngine.standby_names`).
-        Empty without an engine."""
-        return [] if self._engine is None else self._engine.standby_names
+    def standby_lease_names(self) -> list[str]:
+        """The names of the leases for which this client stands by. Empty without an engine."""
+        return [] if self._engine is None else self._engine.standby_lease_names
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:

@@ -97,7 +97,7 @@ class LeaseEngine:
         timing: LeaseTiming,
         timer: Timer,
         max_held: int | None = None,
-        unfinished_leases: Iterable[Lease] = (),
+        leases_with_running_work: Iterable[Lease] = (),
         publish_event: Callable[[Event], None] | None = None,
         should_spread: bool = False,
     ) -> None:
@@ -109,12 +109,12 @@ class LeaseEngine:
             timing: the time to live of the leases, and the interval of their renewals.
             timer: the clock of this process.
             max_held: the maximum number of leases that the engine holds. None: no limit.
-            unfinished_leases: leases that an earlier engine has ended, and whose work may still
-                run. The engine does not acquire them until the work has ended.
+            leases_with_running_work: leases that an earlier engine has ended, and whose work may
+                still run. The engine does not acquire them until the work has ended.
             publish_event: sends the events of leases to subscribers, without waiting for them.
             should_spread: whether the longer delays of `Config.spread_leases` apply.
         """
-        self._unfinished_leases = list(unfinished_leases)
+        self._leases_with_running_work = list(leases_with_running_work)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
         self._acquire_timeout = min(
@@ -144,9 +144,9 @@ class LeaseEngine:
         self.lease_denied = TestSignal("LeaseEngine.denied")
 
     @property
-    def unfinished_leases(self) -> list[Lease]:
+    def leases_with_running_work(self) -> list[Lease]:
         """The leases of closed engines whose work still runs."""
-        return [lease for lease in self._unfinished_leases if lease.is_used]
+        return [lease for lease in self._leases_with_running_work if lease.is_used]
 
     def is_standby_for(self, name: str) -> bool:
         """Return whether a caller waits for the lease, and this process would acquire the lease
@@ -155,13 +155,13 @@ class LeaseEngine:
             return False
         if self._max_held is not None and len(self.renewer) >= self._max_held:
             return False
-        if any(lease.name == name for lease in self.unfinished_leases):
+        if any(lease.name == name for lease in self.leases_with_running_work):
             return False
         pause = self._acquire_paused_until.get(name, 0.0) - self.timer.seconds_since_boot()
         return pause < self.timing.attempt_interval
 
     @property
-    def standby_names(self) -> list[str]:
+    def standby_lease_names(self) -> list[str]:
         """The names in the table of the leases for which this process stands by (see
         `is_standby_for`)."""
         prefix = self._store.lease_name_prefix
@@ -213,13 +213,13 @@ class LeaseEngine:
             )
             lease.may_be_held = False  # the store is closed below, so it cannot be released
             self.events.publish_end(lease, is_released=False)
-        self._unfinished_leases += self.renewer.leases
+        self._leases_with_running_work += self.renewer.leases
         await self.renewer.close(ENGINE_CLOSE_TIMEOUT)
         await self._store.close()
 
     # -- notifications
 
-    def handle_notification(self, payload: str) -> None:
+    def receive_notification(self, payload: str) -> None:
         """Handle a notification on the topic `riverpy_lease`."""
         message = decode_notification(payload)
         prefix = self._store.lease_name_prefix
@@ -227,16 +227,16 @@ class LeaseEngine:
             return
         name = message.lease.removeprefix(prefix)
         if message.action == "released":
-            self.handle_lease_released(name, message.holder)
+            self.wake_callers_after_release(name, message.holder)
         elif message.action == "resign_requested":
-            self.handle_release_request(name, epoch=message.epoch)
+            self.resign_on_request(name, epoch=message.epoch)
 
-    def handle_lease_released(self, name: str, holder: str) -> None:
+    def wake_callers_after_release(self, name: str, holder: str) -> None:
         """Wake the callers that wait for this lease, because another process has released it."""
         if holder != self.holder:
             self._wake_callers(name)
 
-    def handle_release_request(self, name: str, *, epoch: int | None = None) -> None:
+    def resign_on_request(self, name: str, *, epoch: int | None = None) -> None:
         """End a lease because another process requested its release. If `epoch` (the number of a
         term) is not None, end the lease only if it has this epoch."""
         lease = self.renewer.get_lease(name)
@@ -320,25 +320,25 @@ class LeaseEngine:
     ) -> Lease:
         backoff = make_retry_backoff(self.timing)
         while True:
-            self._expect_open()
+            self._require_open()
             wake_event.clear()
             pause = self._seconds_until_next_attempt(name)
             if pause <= 0:
-                self._expect_progress(scope)
+                self._set_progress_deadline(scope)
                 lease, pause = await self._try_acquire_after_delay(name, backoff)
                 if lease is not None:
                     self.renewer.add_lease(lease, scope)
                     return lease
-                self._expect_open()
+                self._require_open()
                 self.lease_denied.emit()
             left = deadline - self.timer.seconds_since_boot()
             if left <= 0:
                 raise TimeoutError(f"lease {name!r} was not free in the time to wait for it")
-            self._expect_progress(scope, pause)
+            self._set_progress_deadline(scope, pause)
             if await self.timer.wait_for_event(wake_event, min(pause, left)):
                 await self.timer.sleep(random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)
 
-    def _expect_open(self) -> None:
+    def _require_open(self) -> None:
         if self._is_closed:
             raise ClientStateError("wait for a lease while its client or manager is open")
 
@@ -347,7 +347,7 @@ class LeaseEngine:
         holds it."""
         if self.renewer.get_lease(name) is not None:
             return math.inf
-        if any(lease.name == name for lease in self.unfinished_leases):
+        if any(lease.name == name for lease in self.leases_with_running_work):
             return self.timing.attempt_interval
         if (
             self._max_held is not None
@@ -369,7 +369,7 @@ class LeaseEngine:
                 await self.timer.sleep(self._compute_acquire_delay(before))
             lease, pause = await self.try_acquire(name)
         except DATABASE_ERRORS as error:
-            return None, self._handle_failed_attempt(name, error, backoff)
+            return None, self._log_failed_attempt_and_get_delay(name, error, backoff)
         finally:
             self._current_attempt_count -= 1
         self._failing_lease_names.discard(name)
@@ -386,7 +386,9 @@ class LeaseEngine:
             return min(delay, SPREADING_ACQUIRE_DELAY_MAX)
         return min(ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted_count, ACQUIRE_DELAY_MAX)
 
-    def _handle_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
+    def _log_failed_attempt_and_get_delay(
+        self, name: str, error: Exception, backoff: Backoff
+    ) -> float:
         """Log a failed attempt to acquire a lease. Return the seconds until the next attempt."""
         if self._is_closed:
             return 0.0
@@ -411,7 +413,7 @@ class LeaseEngine:
             ClientStateError: the engine is closed.
             Exception: one of DATABASE_ERRORS; the result is unknown.
         """
-        self._expect_open()
+        self._require_open()
         attempted_at = self.timer.seconds_since_boot()
         ttl, timeout = self.timing.ttl_timedelta, self._acquire_timeout
         attempt = AcquireAttempt(
@@ -514,14 +516,15 @@ class LeaseEngine:
             return False
 
     def _signal_state_change(self) -> None:
+        """Wake tasks that wait for a state change. Without callers, mark the connection as idle."""
         event, self._state_change_event = self._state_change_event, asyncio.Event()
         event.set()
         if not self._wake_events:
             self._store.mark_connections_idle(acquiring=True)
 
-    def _expect_progress(self, scope: StopScope | None, pause: float = 0.0) -> None:
+    def _set_progress_deadline(self, scope: StopScope | None, pause: float = 0.0) -> None:
         if scope is not None:
-            scope.expect_progress(within=pause + attempt_interval_max(self.timing))
+            scope.set_progress_deadline(within=pause + attempt_interval_max(self.timing))
 
 
 class AcquireAttempt:

@@ -118,7 +118,7 @@ class LeaseRenewer:
         self._leases[lease.name] = lease
         if scope is not None:
             self._scope_by_lease[lease] = scope
-        lease.call_at_end(lambda: self._handle_lease_end(lease))
+        lease.call_at_end(lambda: self._record_and_log_lease_end(lease))
         self._log_lease_term(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
         self._signal_lease_change()
         if self._renewal_task is None or self._renewal_task.done():
@@ -164,7 +164,7 @@ class LeaseRenewer:
         if not self._leases:
             self._store.mark_connections_idle(renewing=True)
 
-    def _handle_lease_end(self, lease: Lease) -> None:
+    def _record_and_log_lease_end(self, lease: Lease) -> None:
         self._work_log_due_at[lease] = lease.ended_at + self._timing.grace_seconds
         if (scope := self._scope_by_lease.pop(lease, None)) is not None:
             scope.clear_progress_deadline()  # the time that the work needs to stop has no limit
@@ -243,7 +243,7 @@ class LeaseRenewer:
             for scope in [
                 self._scope_by_lease[lease] for lease in held if lease in self._scope_by_lease
             ]:
-                scope.expect_progress(within=attempt_interval_max(self._timing))
+                scope.set_progress_deadline(within=attempt_interval_max(self._timing))
             early = self._next_renewal_at - self._timer.seconds_since_boot()
             if early > 0 or not held:
                 step = self._timing.deadline_check_interval

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
 
 
-class _OpenTerm(msgspec.Struct):
+class _TermWithoutEndEvent(msgspec.Struct):
     """A term whose end has not been published yet."""
 
     use: LeaseUse
@@ -34,15 +34,15 @@ class LeaseEventPublisher:
         """Create the publisher of an engine. `publish` sends an event to the subscribers, without
         waiting for them. If it is None, events are not published."""
         self._publish = publish
-        self._terms: dict[Lease, _OpenTerm] = {}
+        self._terms: dict[Lease, _TermWithoutEndEvent] = {}
 
     def publish_acquired(self, lease: Lease, use: LeaseUse) -> None:
         """Publish that a term began. If the lease is lost later, the loss is published at once."""
         if self._publish is None:
             return
-        self._terms[lease] = _OpenTerm(use)
+        self._terms[lease] = _TermWithoutEndEvent(use)
         self._publish_event(LeaseEventKind.ACQUIRED, lease, use)
-        lease.call_at_end(lambda: self._handle_lease_end(lease))
+        lease.call_at_end(lambda: self._publish_end_if_lost(lease))
 
     def publish_failed(self, lease: Lease, error: BaseException) -> None:
         """Publish that the code under a lease raised an error. Do nothing if the end of the term
@@ -62,7 +62,7 @@ class LeaseEventPublisher:
             kind = LeaseEventKind.RELEASED if is_released else LeaseEventKind.LOST
             self._publish_event(kind, lease, term.use, has_work_ended=has_work_ended)
 
-    def _handle_lease_end(self, lease: Lease) -> None:
+    def _publish_end_if_lost(self, lease: Lease) -> None:
         if lease.is_lost:  # other ends are published when the work has ended
             self.publish_end(lease, is_released=False)
 

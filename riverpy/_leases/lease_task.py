@@ -74,14 +74,14 @@ class LeaseTask:
             await self.lease_released.wait()  # this wait is short: the release has a timeout
         return True
 
-    def _handle_lease_end(self) -> None:
+    def _stop_work_after_lease_end(self) -> None:
         is_stop = self.lease.cause is StopCause.CLIENT_STOP
         self._work_scope.stop(StopCause.CLIENT_STOP if is_stop else self._loss_cause)
 
     async def _run_work(self) -> None:
         timer = self._engine.timer
         began_at = timer.seconds_since_boot()
-        self.lease.call_at_end(self._handle_lease_end)
+        self.lease.call_at_end(self._stop_work_after_lease_end)
         try:
             with self._work_scope:
                 await self._work(self._work_scope)

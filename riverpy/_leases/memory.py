@@ -50,7 +50,7 @@ class MemoryTransaction:
         """Whether the transaction is still open. A fenced transaction ends at its time limit."""
         return self._timer.seconds_since_boot() < self._ends_at
 
-    def expect_open(self) -> None:
+    def require_open(self) -> None:
         """Raise TransactionError if the transaction has ended."""
         if not self.is_open:
             raise TransactionError("the transaction has ended, or reached its limit: begin another")
@@ -61,10 +61,10 @@ class MemoryTransaction:
         Raises:
             TransactionError: the transaction has ended.
         """
-        self.expect_open()
+        self.require_open()
         self.effects.append(effect)
 
-    def limit(self, seconds: float) -> None:
+    def end_within(self, seconds: float) -> None:
         """Let the transaction end after `seconds`, unless it already ends earlier."""
         self._ends_at = min(self._ends_at, self._timer.seconds_since_boot() + seconds)
 
@@ -104,11 +104,11 @@ class MemoryLeases(LeaseStore):
                     raise LeaseLostError(
                         "the transaction lasted longer than its fence allows: nothing happened"
                     )
-                transaction.limit(0)
+                transaction.end_within(0)
                 for effect in transaction.effects:
                     effect()
         finally:
-            transaction.limit(0)
+            transaction.end_within(0)
 
     def forget(self) -> None:
         """Delete all leases, as if the table in a database was emptied."""
@@ -178,11 +178,11 @@ class MemoryLeases(LeaseStore):
                 f"got {type(transaction).__name__}"
             )
         with self._lock:
-            transaction.expect_open()
+            transaction.require_open()
             row = self._find_held_row(name, epoch)
             if row is None:
                 return False
-            transaction.limit(timeout.total_seconds())
+            transaction.end_within(timeout.total_seconds())
             row.fenced_transactions = {
                 other for other in row.fenced_transactions if other.is_open
             } | {transaction}

@@ -113,7 +113,7 @@ class SingletonRunner:
                     self._log_failure_at_stop(task.error)
                 await task.stop_and_wait(scope.cause or StopCause.CLIENT_STOP)
                 raise
-            if not await self._handle_function_end(task):
+            if not await self._log_end_and_wait_before_retry(task):
                 return
 
     async def close(self, timeout: float) -> bool:
@@ -124,26 +124,26 @@ class SingletonRunner:
 
     async def _run_function(self, lease: Lease, scope: StopScope) -> None:
         try:
-            await self._call_function(lease)
+            await self._call_in_thread_or_task(lease)
         except Exception as error:
             if scope.cause is not None:
                 self._log_failure_at_stop(error)
             raise
 
-    async def _call_function(self, lease: Lease) -> None:
+    async def _call_in_thread_or_task(self, lease: Lease) -> None:
         singleton = self.singleton
         name, call = f"singleton {singleton.name!r}", partial(cast("Any", singleton.fn), lease)
         if singleton.runs_in_thread:
             result = await _run_in_thread(name, call, lease)
         else:
             result = await await_in_separate_task(name, call)
-        singleton.expect_not_awaitable(result)
+        singleton.check_not_awaitable(result)
 
     def _log_failure_at_stop(self, error: Exception) -> None:
         if not isinstance(error, FencedOutError):
             self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_log_keys(error))
 
-    async def _handle_function_end(self, task: LeaseTask) -> bool:
+    async def _log_end_and_wait_before_retry(self, task: LeaseTask) -> bool:
         """Log how the function ended, and wait after a failure. Return whether this process must
         wait for the lease and run the function again."""
         error, lease = task.error, task.lease
@@ -198,7 +198,7 @@ class SingletonRunnerGroup:
         """The state of each singleton, by name."""
         return {runner.singleton.name: runner.stats for runner in self._runners}
 
-    async def prepare(self) -> None:
+    async def create_runners(self) -> None:
         """Open the client's lease engine and create the runners, if there is a singleton to run.
 
         Raises:

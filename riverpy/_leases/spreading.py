@@ -151,7 +151,7 @@ class LeaseSpreader:
         while True:
             jitter = random.uniform(0, CHECK_JITTER_FRACTION)  # noqa: S311 (no secret)
             interval = self.check_interval * (1 + jitter)
-            scope.expect_progress(within=interval + CHECK_TIMEOUT)
+            scope.set_progress_deadline(within=interval + CHECK_TIMEOUT)
             await self._engine.timer.sleep(interval)
             try:
                 await self._hand_over_if_needed()
@@ -170,7 +170,7 @@ class LeaseSpreader:
         ) as connection:
             terms = await lease_list_terms(connection, self._schema, names=names)
             clients = await client_list_lease_reports(connection, self._schema)
-        if not self._settle_last_hand_over(terms):
+        if not self._record_hand_over_result(terms):
             return
         # The singleton that started last has done the least work.
         own_names = [USER_LEASE_NAME_PREFIX + lease.name for lease in reversed(own)]
@@ -202,7 +202,7 @@ class LeaseSpreader:
         }
         return {client_id: waits for client_id, waits in standby_by_client.items() if waits}
 
-    def _settle_last_hand_over(self, terms: Sequence[HeldTerm]) -> bool:
+    def _record_hand_over_result(self, terms: Sequence[HeldTerm]) -> bool:
         """Record which client has acquired the lease that was handed over last. Return whether this
         client may hand over another lease now. If this client has acquired the lease again, wait
         longer before the next check, because each hand-over interrupts a function."""

@@ -33,7 +33,7 @@ from riverpy._postgres.leases import (
     lease_renew,
     make_lease_fence_sql,
 )
-from riverpy._postgres.schema import LEASES_MIGRATION, expect_migration_version, read_schema_state
+from riverpy._postgres.schema import LEASES_MIGRATION, read_schema_state, require_migration_version
 from riverpy._postgres.transactions import make_wrong_database_error, validate_fence_connection
 from riverpy.errors import ConfigError, TransactionError
 
@@ -196,7 +196,7 @@ class LeaseTable(LeaseStore):
     async def _send_acquire_statement(
         self, connection: Transaction, name: str, holder: str, ttl: timedelta
     ) -> LeaseAcquireResult | None:
-        _expect_no_transaction(connection)
+        _require_no_transaction(connection)
         return await lease_acquire(
             connection,
             self._schema,
@@ -211,7 +211,7 @@ class LeaseTable(LeaseStore):
     ) -> dict[str, bool]:
         rows = [(self.lease_name_prefix + name, epoch) for name, epoch in terms]
         async with self._renewal_connection.acquire("renewing leases", timeout) as connection:
-            _expect_no_transaction(connection)
+            _require_no_transaction(connection)
             held = await lease_renew(connection, self._schema, holder=holder, names_and_epochs=rows)
         return {
             row.removeprefix(self.lease_name_prefix): is_renewed for row, is_renewed in held.items()
@@ -219,7 +219,7 @@ class LeaseTable(LeaseStore):
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
         async with self._request_connection.acquire("releasing a lease", timeout) as connection:
-            _expect_no_transaction(connection)
+            _require_no_transaction(connection)
             return await lease_release(
                 connection,
                 self._schema,
@@ -313,7 +313,7 @@ class UserLeaseTable(LeaseTable):
         ) as connection:
             state = await read_schema_state(connection, self._schema)
         validate_schema_name_length(state.schema)
-        expect_migration_version(state, LEASES_MIGRATION, self._schema, url=self._url)
+        require_migration_version(state, LEASES_MIGRATION, self._schema, url=self._url)
 
     @property
     def is_caller_database_closed(self) -> bool:
@@ -340,7 +340,7 @@ async def _connect(
     )
 
 
-def _expect_no_transaction(connection: Transaction) -> None:
+def _require_no_transaction(connection: Transaction) -> None:
     if is_in_transaction(connection):
         raise TransactionError(
             "the connection for leases is in a transaction, so that a lease would be granted only "

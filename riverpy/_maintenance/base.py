@@ -91,15 +91,15 @@ class MaintenanceService(ABC):
         if publisher is None or not publisher.is_followed or not state_by_id:
             return
         ids = list(state_by_id)[:ENDED_JOB_EVENTS_MAX]
-        publisher.count_dropped_events(len(state_by_id) - len(ids))
+        publisher.add_dropped_events(len(state_by_id) - len(ids))
         try:
             async with self.acquire_read_connection("reading ended jobs") as connection:
                 jobs = await fleet_read_ended_jobs(connection, self.schema, ids)
         except DATABASE_ERRORS as error:  # the jobs have ended: only their events are lost
-            publisher.count_dropped_events(len(ids))
+            publisher.add_dropped_events(len(ids))
             self.log.debug(FLEET_EVENTS_NOT_SENT, events=len(ids), reason=describe_error(error))
             return
-        publisher.publish_ended_jobs(jobs, state_by_id)
+        publisher.publish_jobs_ended_by_leader(jobs, state_by_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Prepare the service, and wait until all services of the term have started. Then call

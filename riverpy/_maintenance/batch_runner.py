@@ -1,6 +1,6 @@
-"""BatchRunner: sends rows to the database in batches, for a maintenance service. A row is for
-example the id of a job to delete. Each batch is one transaction, with as many rows as its time
-limit allows. The transaction fails if the leader's term (its time as leader) has ended.
+"""MaintenanceBatchRunner: sends rows to the database in batches, for a maintenance service. A row
+is for example the id of a job to delete. Each batch is one transaction, with as many rows as its
+time limit allows. The transaction fails if the leader's term (its time as leader) has ended.
 
 A row that the database refuses, or that takes longer than the time limit, is skipped: it is retried
 later, alone, and does not delay other rows.
@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
-from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
+from riverpy._postgres.batch_sender import AdaptiveBatchSize, BatchSender, BatchStatement
 from riverpy._postgres.driver import describe_error
 from riverpy._postgres.skipped_rows import SkippedRows, make_skipped_row_reports
 
@@ -50,7 +50,7 @@ remaining rows."""
 Row = TypeVar("Row")
 
 
-class BatchRunner(Generic[Row]):
+class MaintenanceBatchRunner(Generic[Row]):
     """Sends rows in batches with one kind of statement, for one service in one term."""
 
     def __init__(
@@ -87,7 +87,7 @@ class BatchRunner(Generic[Row]):
         )
         self._batch_sender = BatchSender(
             BatchStatement(self._send_and_count_failures, get_row_id=row_key),
-            batch_size=BatchSize(
+            batch_size=AdaptiveBatchSize(
                 rows_max or BATCH_ROWS_MAX, self._context.fence.transaction_timeout.total_seconds()
             ),
             skipped_rows=self.skipped_rows,
@@ -148,7 +148,9 @@ class BatchRunner(Generic[Row]):
                     purpose=self._purpose,
                 )
                 return False
-            await self.pause_after_statement(self._context.timer.seconds_since_boot() - began)
+            await self.pause_after_statement_that_took(
+                self._context.timer.seconds_since_boot() - began
+            )
         return True
 
     async def send_pages(
@@ -167,7 +169,7 @@ class BatchRunner(Generic[Row]):
                 return True
             after = page[-1]
 
-    async def pause_after_statement(self, seconds: float) -> None:
+    async def pause_after_statement_that_took(self, seconds: float) -> None:
         """Wait after a statement that took this many seconds, so that the database has time for the
         workers."""
         first, last = min(seconds, BATCH_PAUSE_MIN), min(seconds, BATCH_PAUSE_MAX)

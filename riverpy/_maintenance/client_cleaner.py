@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._log_events import DEAD_CLIENTS_DELETED
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
 from riverpy._postgres.clients import client_delete_dead_without_jobs, client_list_heartbeats
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ClientCleaner(MaintenanceService):
         contact with the server without a break."""
         super().__init__(context)
         self._heartbeat_observer = HeartbeatObserver(context.timer, contact_duration)
-        self.batch_runner: BatchRunner[tuple[str, bytes]] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[tuple[str, bytes]] = MaintenanceBatchRunner(
             self, "deleting dead clients", self._delete_dead_clients, row_key=itemgetter(0)
         )
 

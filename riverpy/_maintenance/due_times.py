@@ -46,7 +46,7 @@ def find_due_times(
     """
     count = MISSED_JOBS_MAX if missed == "all" else 1
     times: deque[datetime] = deque(maxlen=count)
-    due: datetime | None = _skip_old_due_times(schedule, first_due_at, now, count)
+    due: datetime | None = _choose_first_time_to_compute(schedule, first_due_at, now, count)
     while due is not None and due <= now:
         times.append(due)
         due = next_time(schedule, due)
@@ -56,7 +56,7 @@ def find_due_times(
     return DueTimes(list(times), due, has_dropped_times)
 
 
-def _skip_old_due_times(
+def _choose_first_time_to_compute(
     schedule: PeriodicSchedule, first_due_at: datetime, now: datetime, times_to_keep: int
 ) -> datetime | None:
     """Return a due time of the schedule. This time and those after it include the newest

@@ -1,13 +1,13 @@
-"""ExecutionCleaner: deletes expired keys of `run_once`, which runs code only once for each key."""
+"""RunOnceKeyCleaner: deletes expired keys of `run_once`, which runs code only once for each key."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
 from riverpy._postgres.executions import (
-    ExpiredExecutionCursor,
+    ExpiredRunOnceKey,
     execution_delete_expired,
     execution_list_expired,
     execution_table_exists,
@@ -21,7 +21,7 @@ RUN_INTERVAL = 3600.0
 """Seconds between two runs."""
 
 
-class ExecutionCleaner(MaintenanceService):
+class RunOnceKeyCleaner(MaintenanceService):
     """Deletes the expired keys of `run_once` in the whole schema. Two leaders may do this at the
     same time."""
 
@@ -29,7 +29,7 @@ class ExecutionCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[ExpiredExecutionCursor] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[ExpiredRunOnceKey] = MaintenanceBatchRunner(
             self, "deleting expired keys", self._delete_expired_keys, row_key=lambda row: row.key
         )
 
@@ -44,14 +44,14 @@ class ExecutionCleaner(MaintenanceService):
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     async def _read_expired_keys(
-        self, after: ExpiredExecutionCursor | None, limit: int
-    ) -> list[ExpiredExecutionCursor]:
+        self, after: ExpiredRunOnceKey | None, limit: int
+    ) -> list[ExpiredRunOnceKey]:
         async with self.acquire_read_connection("reading expired keys") as connection:
             return await execution_list_expired(
                 connection, self.schema, after_cursor=after, limit=limit
             )
 
-    async def _delete_expired_keys(self, executions: list[ExpiredExecutionCursor]) -> None:
+    async def _delete_expired_keys(self, executions: list[ExpiredRunOnceKey]) -> None:
         async with self.batch_runner.open_transaction() as connection:
             await execution_delete_expired(
                 connection, self.schema, keys=[row.key for row in executions]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._leading.queue_scope import NO_QUEUES
 from riverpy._log_events import FINISHED_JOBS_DELETED
 from riverpy._maintenance.base import READ_STATEMENT_TIMEOUT, MaintenanceService
-from riverpy._maintenance.batch_runner import PAGE_ROWS_MIN, BatchRunner
+from riverpy._maintenance.batch_runner import PAGE_ROWS_MIN, MaintenanceBatchRunner
 from riverpy._postgres.job_maintenance import (
     EndedJobCursor,
     JobFilter,
@@ -106,7 +106,7 @@ class JobCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[JobToDelete] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[JobToDelete] = MaintenanceBatchRunner(
             self,
             "deleting ended jobs",
             self._delete_finished_jobs,
@@ -127,7 +127,7 @@ class JobCleaner(MaintenanceService):
         """Delete all jobs whose retention has ended."""
         rules = make_retention_rules(self.context.config, await self.context.read_queue_scope())
         self.batch_runner.set_queue_scope(rules)
-        self._update_read_positions(rules)
+        self._reset_read_positions_hourly(rules)
         states = await self._read_states_with_expired_jobs(rules)
         for rule in rules:
             if rule.state.value in states:
@@ -135,7 +135,7 @@ class JobCleaner(MaintenanceService):
         await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    def _update_read_positions(self, rules: Sequence[RetentionRule]) -> None:
+    def _reset_read_positions_hourly(self, rules: Sequence[RetentionRule]) -> None:
         """Keep the position of each rule. Once an hour, set all positions to the beginning."""
         now = self.context.timer.seconds_since_boot()
         cursors = self._read_positions

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
 from riverpy._postgres.job_counts import (
-    PeriodChange,
-    job_count_apply_period_changes,
-    job_count_list_period_changes,
+    PeriodCleanup,
+    job_count_clean_periods,
+    job_count_list_period_cleanups,
     job_count_table_exists,
 )
 
@@ -34,10 +34,10 @@ class JobCountCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[PeriodChange] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[PeriodCleanup] = MaintenanceBatchRunner(
             self,
             "summing counts of jobs",
-            self.change_periods,
+            self.sum_up_or_delete_counts,
             row_key=lambda period: period[:2],
             row_name=lambda period: period.started_at_text,
             rows_max=PERIODS_PER_STATEMENT_MAX,
@@ -49,19 +49,21 @@ class JobCountCleaner(MaintenanceService):
         async with self.acquire_read_connection("looking for the table of counts") as connection:
             has_table = await job_count_table_exists(connection, self.schema)
         if has_table:
-            await self.batch_runner.send_pages(self.read_periods)
+            await self.batch_runner.send_pages(self.read_periods_to_clean)
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    async def read_periods(self, after: PeriodChange | None, limit: int) -> list[PeriodChange]:
+    async def read_periods_to_clean(
+        self, after: PeriodCleanup | None, limit: int
+    ) -> list[PeriodCleanup]:
         """Return at most `limit` periods whose counts must be changed, in order, after the period
         `after`."""
         async with self.acquire_read_connection("reading periods of counts") as connection:
-            return await job_count_list_period_changes(
+            return await job_count_list_period_cleanups(
                 connection, self.schema, after=after, limit=limit
             )
 
-    async def change_periods(self, periods: list[PeriodChange]) -> None:
+    async def sum_up_or_delete_counts(self, periods: list[PeriodCleanup]) -> None:
         """Sum up or delete the counts of these periods. A period for which this was already done is
         left out."""
         async with self.batch_runner.open_transaction() as connection:
-            await job_count_apply_period_changes(connection, self.schema, changes=periods)
+            await job_count_clean_periods(connection, self.schema, changes=periods)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import EXPIRED_JOBS_CANCELLED
 from riverpy._maintenance.base import READ_STATEMENT_TIMEOUT, MaintenanceService
-from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
 from riverpy._postgres.job_maintenance import job_cancel_expired, job_list_expired
 from riverpy.job import JobState
 
@@ -33,7 +33,7 @@ class JobExpirer(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[int] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[int] = MaintenanceBatchRunner(
             self, "cancelling expired jobs", self._cancel_expired_jobs, row_key=int
         )
         self._unchanged_job_ids: set[int] = set()
@@ -51,7 +51,7 @@ class JobExpirer(MaintenanceService):
         self.batch_runner.set_queue_scope(queues)
         try:
             for within in queues.make_statement_filters():
-                if not await self._cancel_jobs_in_queues(within):
+                if not await self._cancel_expired_jobs_in_queues(within):
                     break
             await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
         finally:
@@ -60,7 +60,7 @@ class JobExpirer(MaintenanceService):
         interval = max(RUN_INTERVAL_MIN, self._longest_read_seconds * RUN_INTERVAL_PER_READ_SECOND)
         return self.batch_runner.seconds_until_next_run(interval)
 
-    async def _cancel_jobs_in_queues(self, queue_filter: QueueFilter | None) -> bool:
+    async def _cancel_expired_jobs_in_queues(self, queue_filter: QueueFilter | None) -> bool:
         """Cancel the expired jobs of these queues. Return False if the run should end, because too
         many statements have failed."""
         while True:

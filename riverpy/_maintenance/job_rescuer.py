@@ -17,9 +17,9 @@ from riverpy._log_events import (
     STUCK_JOB_DECODING_FAILED,
 )
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
 from riverpy._postgres.clients import (
-    client_filter_registered,
+    client_find_registered,
     client_list_heartbeats,
     client_lock_dead,
 )
@@ -101,7 +101,7 @@ class _StuckJob(Job[Any]):
         self._args = worker.decode_args(self.encoded_args)
 
 
-class AttemptToRescue(NamedTuple):
+class RescuableAttempt(NamedTuple):
     """A job's attempt that must be ended: its client is dead, or the job runs for too long."""
 
     rescue: JobRescue
@@ -131,14 +131,14 @@ class JobRescuer(MaintenanceService):
         self._stuck_job_search_interval = min(STUCK_JOB_SEARCH_INTERVAL_MAX, interval)
         self._next_stuck_job_search_at = 0.0
         """The time (by `Timer.seconds_since_boot`) of the next search for stuck jobs."""
-        self.batch_runner: BatchRunner[AttemptToRescue] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[RescuableAttempt] = MaintenanceBatchRunner(
             self,
             "rescuing jobs",
             self._rescue_attempts,
             row_key=lambda attempt: attempt.rescue.claim_key,
             row_name=lambda attempt: attempt.rescue.claim_key.id,
         )
-        self.stuck_job_read_runner: BatchRunner[int] = BatchRunner(
+        self.stuck_job_read_runner: MaintenanceBatchRunner[int] = MaintenanceBatchRunner(
             self,
             "reading stuck jobs",
             self._collect_stuck_attempts,
@@ -147,7 +147,7 @@ class JobRescuer(MaintenanceService):
         )
         self._damaged_jobs = DamagedJobTracker("finding jobs of dead clients", self.log)
         self.skipped_row_reporters.append(lambda: self._damaged_jobs.skipped_job_reports)
-        self._stuck_attempts: list[AttemptToRescue] = []
+        self._stuck_attempts: list[RescuableAttempt] = []
         """The attempts of stuck jobs that this run has read and will end."""
         self._job_count_by_unknown_kind: Counter[str] = Counter()
         """The kinds of stuck jobs for which this client has no worker, with the number of jobs that
@@ -192,9 +192,9 @@ class JobRescuer(MaintenanceService):
         self,
         heartbeats: Mapping[str, bytes],
         queue_filter: QueueFilter | None,
-        after: AttemptToRescue | None,
+        after: RescuableAttempt | None,
         limit: int,
-    ) -> list[AttemptToRescue]:
+    ) -> list[RescuableAttempt]:
         """Read a page of running attempts of dead clients. `heartbeats` has the last heartbeat of
         each dead client."""
         async with self.acquire_read_connection(_READ_PURPOSE) as connection:
@@ -214,7 +214,7 @@ class JobRescuer(MaintenanceService):
                 connection, self.schema, _RUNNING_STATES, read
             )
         return [
-            AttemptToRescue(
+            RescuableAttempt(
                 JobRescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id]
             )
             for claim in claims
@@ -259,7 +259,7 @@ class JobRescuer(MaintenanceService):
             delay = self._compute_rescue_delay(job)
             if delay is not None:
                 rescue = JobRescue(job.claim_key, job.client_id, delay.total_seconds())
-                self._stuck_attempts.append(AttemptToRescue(rescue, None))
+                self._stuck_attempts.append(RescuableAttempt(rescue, None))
 
     async def _select_jobs_of_unregistered_clients(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
         """Return the jobs of clients that are not registered. Jobs of a registered client are
@@ -269,7 +269,7 @@ class JobRescuer(MaintenanceService):
             return jobs
         try:
             async with self.acquire_read_connection(_READ_PURPOSE) as connection:
-                registered = await client_filter_registered(
+                registered = await client_find_registered(
                     connection, self.schema, client_ids=list(filter(None, ids))
                 )
         except UndefinedTableError:  # the table was dropped, so no client is registered
@@ -301,7 +301,7 @@ class JobRescuer(MaintenanceService):
 
     # -- the rescue of both kinds of jobs
 
-    async def _rescue_attempts(self, attempts: list[AttemptToRescue]) -> None:
+    async def _rescue_attempts(self, attempts: list[RescuableAttempt]) -> None:
         """Rescue the jobs of these attempts. A job of a dead client is rescued only if the client
         has written no heartbeat after `dead_client_heartbeat`."""
         heartbeats = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import DUPLICATE_JOBS_DISCARDED
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
 from riverpy._postgres.job_maintenance import job_list_due, job_schedule, job_set_lock_timeout
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class JobScheduler(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[int] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[int] = MaintenanceBatchRunner(
             self, "making due jobs available", self._make_jobs_available, row_key=int
         )
         self._unchanged_job_ids: list[int] = []

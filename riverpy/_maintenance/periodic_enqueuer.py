@@ -27,13 +27,13 @@ from riverpy._log_events import (
     UNUSED_PERIODIC_JOBS_DELETED,
 )
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batch_runner import CONSECUTIVE_FAILURES_MAX, BatchRunner
+from riverpy._maintenance.batch_runner import CONSECUTIVE_FAILURES_MAX, MaintenanceBatchRunner
 from riverpy._maintenance.due_times import find_due_times, has_due_times
 from riverpy._names import DEFAULT_DOMAIN, PERIODIC_RUN_METADATA_KEY
 from riverpy._plugins import PluginLists
 from riverpy._postgres.batch_sender import (
+    AdaptiveBatchSize,
     BatchSender,
-    BatchSize,
     BatchStatement,
     RepeatedErrorDetector,
 )
@@ -41,9 +41,9 @@ from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.periodic import (
     PERIODIC_TABLE_MISSING_MESSAGE,
     NextRunUpdate,
+    PeriodicInsertReason,
     PeriodicRegistration,
     PeriodicRow,
-    PeriodicRun,
     periodic_delete_unused,
     periodic_list,
     periodic_list_scheduled,
@@ -111,7 +111,7 @@ class PlannedJob(NamedTuple):
     prepared_job: PreparedJob
 
 
-class JobPlan(NamedTuple):
+class PeriodicJobPlan(NamedTuple):
     """The plan for one periodic job: the jobs to insert, and the change of its row."""
 
     row_change: NextRunUpdate
@@ -153,26 +153,26 @@ class PeriodicEnqueuer(MaintenanceService):
         self._moved_row_count = 0
         """The number of rows that this run has moved to another slot."""
         self._error_detector = RepeatedErrorDetector()
-        self._plan_sender: BatchSender[JobPlan] = BatchSender(
+        self._plan_sender: BatchSender[PeriodicJobPlan] = BatchSender(
             BatchStatement(
-                self._store_plans_and_record_outcomes,
+                self._execute_plans,
                 get_row_id=lambda plan: plan.row_change.id,
                 is_row_error=self._is_caused_by_row,
             ),
-            batch_size=BatchSize(
+            batch_size=AdaptiveBatchSize(
                 PLANS_PER_TRANSACTION_MAX, context.fence.transaction_timeout.total_seconds()
             ),
             skipped_rows=None,
             on_row_skipped=lambda plan, error: self._postpone_row(plan.row_change.id, error),
             failures_before_pause=CONSECUTIVE_FAILURES_MAX,
         )
-        self._registration_runner: BatchRunner[NewPeriodicJob] = BatchRunner(
+        self._registration_runner: MaintenanceBatchRunner[NewPeriodicJob] = MaintenanceBatchRunner(
             self, "registering periodic jobs", self._register_rows, row_key=lambda new: new.row.id
         )
-        self._mark_used_runner: BatchRunner[str] = BatchRunner(
+        self._mark_used_runner: MaintenanceBatchRunner[str] = MaintenanceBatchRunner(
             self, "marking periodic jobs as used", self._mark_rows_used, row_key=str
         )
-        self._deletion_runner: BatchRunner[str] = BatchRunner(
+        self._deletion_runner: MaintenanceBatchRunner[str] = MaintenanceBatchRunner(
             self, "deleting unused periodic jobs", self._delete_unused_rows, row_key=str
         )
         self._has_periodic_table = False
@@ -183,7 +183,7 @@ class PeriodicEnqueuer(MaintenanceService):
         """Call the hooks `periodic_jobs_start`, and register the periodic jobs. Raise an error if a
         hook fails, if the hooks take longer than 30 s, or if the table of periodic jobs cannot be
         read."""
-        await self._check_table_exists()
+        await self._find_periodic_table_or_log_missing()
         if self._start_hooks:
             states = await self._read_periodic_job_states() if self._has_periodic_table else {}
             start = PeriodicJobsStart(jobs=self._jobs, states=states)
@@ -202,10 +202,10 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Insert the jobs of due slots. Return the seconds until the next run."""
-        if not await self._check_table_exists():
+        if not await self._find_periodic_table_or_log_missing():
             return MISSING_TABLE_CHECK_INTERVAL
         await self._register_new_jobs()
-        await self._update_used_rows_hourly()
+        await self._mark_used_and_delete_unused_rows_hourly()
         if not self._registered_jobs:
             return PERIODIC_TABLE_READ_INTERVAL
         async with self.acquire_read_connection("looking for due periodic jobs") as connection:
@@ -250,7 +250,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     # -- the table of periodic jobs
 
-    async def _check_table_exists(self) -> bool:
+    async def _find_periodic_table_or_log_missing(self) -> bool:
         if not self._has_periodic_table:
             async with self.acquire_read_connection(
                 "looking for the table of periodic jobs"
@@ -330,7 +330,7 @@ class PeriodicEnqueuer(MaintenanceService):
             )
         self._registered_jobs.update({row_id: jobs[row_id] for row_id in done})
 
-    async def _update_used_rows_hourly(self) -> None:
+    async def _mark_used_and_delete_unused_rows_hourly(self) -> None:
         """Once an hour, mark the rows of this client's periodic jobs as used, and delete unused
         rows."""
         now = self.context.timer.seconds_since_boot()
@@ -365,7 +365,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     # -- planning the jobs of due slots
 
-    def _make_plan(self, row: PeriodicRow) -> JobPlan | None:
+    def _make_plan(self, row: PeriodicRow) -> PeriodicJobPlan | None:
         """Return the plan for a periodic job, or None if no slot is due. This calls the user's
         code."""
         job, slot = self._registered_jobs[row.id], row.next_run_at
@@ -375,7 +375,7 @@ class PeriodicEnqueuer(MaintenanceService):
             if row.run_requested_at is not None:
                 plan = self._plan_requested_run(job, row, row.run_requested_at)
             elif slot is not None and slot <= row.read_at:
-                plan = self._plan_due_slots(job, row, slot)
+                plan = self._plan_jobs_of_due_times(job, row, slot)
             else:
                 return None
         except Exception as error:
@@ -386,18 +386,22 @@ class PeriodicEnqueuer(MaintenanceService):
             return None
         return plan
 
-    def _plan_requested_run(self, job: PeriodicJob, row: PeriodicRow, time: datetime) -> JobPlan:
+    def _plan_requested_run(
+        self, job: PeriodicJob, row: PeriodicRow, time: datetime
+    ) -> PeriodicJobPlan:
         """Plan a run that an operator requested. The next call of `run_once` plans the slots that
         are due."""
-        run = row.find_requested_run(time)
+        run = row.find_reason_of_requested_run(time)
         jobs = self._make_planned_jobs(job, row, time, run)
-        return JobPlan(_make_row_change(row, row.next_run_at), jobs)
+        return PeriodicJobPlan(_make_row_change(row, row.next_run_at), jobs)
 
-    def _plan_due_slots(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> JobPlan:
+    def _plan_jobs_of_due_times(
+        self, job: PeriodicJob, row: PeriodicRow, due_at: datetime
+    ) -> PeriodicJobPlan:
         """Plan the jobs of the due slots. Stop at the first slot whose job cannot be made."""
         due = find_due_times(job.schedule, job.missed, due_at, row.read_at)
         if row.is_paused:
-            return JobPlan(_make_row_change(row, due.next_time), [])
+            return PeriodicJobPlan(_make_row_change(row, due.next_time), [])
         if due.has_dropped_times:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         jobs: list[PlannedJob] = []
@@ -405,13 +409,15 @@ class PeriodicEnqueuer(MaintenanceService):
             if row.resumed_at is not None and slot <= row.resumed_at:
                 continue
             try:
-                jobs += self._make_planned_jobs(job, row, slot, PeriodicRun("schedule", slot))
+                jobs += self._make_planned_jobs(
+                    job, row, slot, PeriodicInsertReason("schedule", slot)
+                )
             except Exception as error:
-                return JobPlan(_make_row_change(row, slot), jobs, error)
-        return JobPlan(_make_row_change(row, due.next_time), jobs)
+                return PeriodicJobPlan(_make_row_change(row, slot), jobs, error)
+        return PeriodicJobPlan(_make_row_change(row, due.next_time), jobs)
 
     def _make_planned_jobs(
-        self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicRun | None
+        self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicInsertReason | None
     ) -> list[PlannedJob]:
         """Return a list with the job of a slot. The list is empty if the user's constructor returns
         None. `run` contains the reason why the job is inserted. None: the reason is not known."""
@@ -443,12 +449,12 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the transactions that insert jobs
 
     def _is_caused_by_row(self, error: Exception) -> bool:
-        return isinstance(error, InsertError) or self._error_detector.record_and_check_row_error(
-            error
-        )
+        return isinstance(
+            error, InsertError
+        ) or self._error_detector.record_and_check_if_caused_by_row(error)
 
-    async def _store_plans_and_record_outcomes(self, plans: list[JobPlan]) -> None:
-        done = await self._store_plans(plans)
+    async def _execute_plans(self, plans: list[PeriodicJobPlan]) -> None:
+        done = await self._move_rows_and_insert_jobs(plans)
         self._moved_row_count += len(done)
         for plan in plans:
             row_id = plan.row_change.id
@@ -460,7 +466,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 self._postponed_rows.remove_row(row_id)
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
-    async def _store_plans(self, plans: Sequence[JobPlan]) -> set[str]:
+    async def _move_rows_and_insert_jobs(self, plans: Sequence[PeriodicJobPlan]) -> set[str]:
         """Move rows to their next slots, and insert the jobs of the due slots. Return the ids of
         the moved rows."""
         changes = [plan.row_change for plan in plans]
@@ -480,16 +486,16 @@ class PeriodicEnqueuer(MaintenanceService):
                 await periodic_store_last_runs(connection, self.schema, inserted)
         for job, result in zip(jobs, results, strict=True):
             if result.unique_skipped_as_duplicate:
-                self._log_skipped_slot(job.row_id, job.due_at, result.job)
+                self._log_skipped_due_time(job.row_id, job.due_at, result.job)
         return done
 
-    def _log_skipped_slot(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
+    def _log_skipped_due_time(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
         """Log that a slot got no job, because the job `existing` has the same unique key. If this
         job has finished and belongs to an earlier slot, log one warning: no slot gets a job until
         the row of the job is deleted."""
         job = self._registered_jobs[row_id]
         has_ended = existing.finalized_at is not None
-        is_lost = has_ended and _has_slot_between(job, existing.scheduled_at, due_at)
+        is_lost = has_ended and _has_due_time_between(job, existing.scheduled_at, due_at)
         log = self.log.debug
         if is_lost and row_id not in self._row_ids_with_skip_warning:
             self._row_ids_with_skip_warning.add(row_id)
@@ -517,7 +523,7 @@ def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextRunU
     return NextRunUpdate(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
 
 
-def _has_slot_between(job: PeriodicJob, after: datetime, until: datetime) -> bool:
+def _has_due_time_between(job: PeriodicJob, after: datetime, until: datetime) -> bool:
     """Return whether the schedule has a slot that is later than `after` and not later than
     `until`."""
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import UNUSED_QUEUES_DELETED
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
 from riverpy._postgres.queues import queue_delete_unused, queue_list_unused
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class QueueCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[str] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[str] = MaintenanceBatchRunner(
             self, "deleting unused queues", self._delete_unused_queues, row_key=str
         )
 

@@ -11,7 +11,7 @@ from riverpy._lifecycle import await_in_separate_task
 from riverpy._log_events import LEADER_FUNCTION_ENDED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.client_cleaner import ClientCleaner
-from riverpy._maintenance.execution_cleaner import ExecutionCleaner
+from riverpy._maintenance.execution_cleaner import RunOnceKeyCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_count_cleaner import JobCountCleaner
 from riverpy._maintenance.job_expirer import JobExpirer
@@ -50,7 +50,7 @@ class LeaderFunctionService(MaintenanceService):
         return math.inf
 
 
-class DefaultDomainLeaderCheck(MaintenanceService):
+class DefaultLeaderChangeCheck(MaintenanceService):
     """Ends the term of the schema lease when the leader of `default` has changed. It checks the
     leader at the interval of lease renewals."""
 
@@ -108,7 +108,7 @@ def _make_queue_services(
 ) -> list[MaintenanceService]:
     return [
         JobScheduler(context),
-        JobRescuer(context, _get_contact_duration_function(heartbeat)),
+        JobRescuer(context, _get_unbroken_contact_function(heartbeat)),
         JobCleaner(context),
         JobExpirer(context),
         QueueCleaner(context),
@@ -119,10 +119,10 @@ def _make_cleaner_services(
     context: TermContext, heartbeat: HeartbeatWriter
 ) -> list[MaintenanceService]:
     """Return the services for riverpy's own tables, which River does not have."""
-    contact_duration = _get_contact_duration_function(heartbeat)
+    contact_duration = _get_unbroken_contact_function(heartbeat)
     cleaners = [] if contact_duration is None else [ClientCleaner(context, contact_duration)]
-    return [ExecutionCleaner(context), JobCountCleaner(context), *cleaners]
+    return [RunOnceKeyCleaner(context), JobCountCleaner(context), *cleaners]
 
 
-def _get_contact_duration_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
-    return None if heartbeat.registered_at is None else heartbeat.contact_duration
+def _get_unbroken_contact_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
+    return None if heartbeat.registered_at is None else heartbeat.unbroken_contact_seconds

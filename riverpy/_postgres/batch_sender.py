@@ -87,7 +87,9 @@ class RepeatedErrorDetector:
         self._last_error_times: dict[str, float] = {}
         """The time of the last error of each kind, in monotonic seconds."""
 
-    def record_and_check_row_error(self, error: Exception, *, is_retry: bool = False) -> bool:
+    def record_and_check_if_caused_by_row(
+        self, error: Exception, *, is_retry: bool = False
+    ) -> bool:
         """Record the error. Return whether a row may be the cause. `is_retry`: the statement has a
         single row, which has failed alone before."""
         if not isinstance(error, DATABASE_ERRORS):
@@ -109,7 +111,7 @@ def _get_error_kind(error: Exception) -> str:
     return sqlstate or type(error).__name__
 
 
-class BatchSize:
+class AdaptiveBatchSize:
     """Chooses how many rows the next statement has: more after fast statements, fewer after
     failures."""
 
@@ -122,14 +124,14 @@ class BatchSize:
         rows."""
 
     @property
-    def is_full(self) -> bool:
+    def is_at_maximum(self) -> bool:
         """Whether the next statement may have the maximum number of rows."""
         return self.row_count >= self.row_count_max
 
     def set_maximum(self, row_count_max: int) -> None:
         """Change the maximum number of rows. If the size was reduced after a failure, this call
         does not increase it."""
-        self.row_count = row_count_max if self.is_full else min(self.row_count, row_count_max)
+        self.row_count = row_count_max if self.is_at_maximum else min(self.row_count, row_count_max)
         self.row_count_max = row_count_max
 
     def grow_to_maximum(self) -> None:
@@ -200,7 +202,7 @@ class BatchSender(Generic[RowT]):
         self,
         statement: BatchStatement[RowT],
         *,
-        batch_size: BatchSize,
+        batch_size: AdaptiveBatchSize,
         skipped_rows: SkippedRows[RowT] | None,
         on_row_skipped: Callable[[RowT, Exception], None] = _do_nothing,
         on_row_recovered: Callable[[RowT], None] = _do_nothing,
@@ -338,9 +340,9 @@ class BatchSender(Generic[RowT]):
                 raise
             if self._failure_count > self._failures_before_pause:
                 self._paused_until = time.monotonic() + self._backoff.next_delay()
-            self._handle_failure(rows, error, time.monotonic() - began)
+            self._split_or_skip_failed_rows(rows, error, time.monotonic() - began)
         else:
-            self._handle_success(rows, time.monotonic() - began, is_retry=is_retry)
+            self._record_success(rows, time.monotonic() - began, is_retry=is_retry)
         finally:
             self._rows_being_sent = []
 
@@ -358,7 +360,7 @@ class BatchSender(Generic[RowT]):
     def _is_row_error(self, error: Exception, is_retry: bool) -> bool:
         if self._statement.is_row_error is not None:
             return self._statement.is_row_error(error)
-        return self._error_detector.record_and_check_row_error(error, is_retry=is_retry)
+        return self._error_detector.record_and_check_if_caused_by_row(error, is_retry=is_retry)
 
     def _take_next_rows(self) -> list[RowT]:
         """Remove and return the rows of the next statement: new rows, a part of a failed batch, or
@@ -391,7 +393,9 @@ class BatchSender(Generic[RowT]):
             self._failed_batch_parts.appendleft(part[count:])
         return part[:count]
 
-    def _handle_failure(self, rows: list[RowT], error: Exception, seconds: float) -> None:
+    def _split_or_skip_failed_rows(
+        self, rows: list[RowT], error: Exception, seconds: float
+    ) -> None:
         if len(rows) > 1:
             self.batch_size.shrink(len(rows))
             self._failed_batch_parts.extend(
@@ -411,7 +415,7 @@ class BatchSender(Generic[RowT]):
             self._reported_row_keys.add(key)
             self._on_row_skipped(row, error)
 
-    def _handle_success(self, rows: list[RowT], seconds: float, *, is_retry: bool) -> None:
+    def _record_success(self, rows: list[RowT], seconds: float, *, is_retry: bool) -> None:
         if is_retry:
             key = self._get_skipped_row_key(rows[0])
             self.skipped_rows.remove_row(key)

@@ -253,7 +253,7 @@ async def client_lock_dead(
     return {row[0] for row in rows}
 
 
-async def client_filter_registered(
+async def client_find_registered(
     connection: Transaction, schema: str | None, *, client_ids: Sequence[str]
 ) -> set[str]:
     """Return those of `client_ids` that are registered. The clients may be alive or dead."""
@@ -275,7 +275,9 @@ async def client_delete_dead_without_jobs(
     return [row[0] for row in rows]
 
 
-async def election_get_status(connection: Transaction, schema: str | None) -> ElectionStatus:
+async def default_domain_get_election_status(
+    connection: Transaction, schema: str | None
+) -> ElectionStatus:
     """Return which client is the leader of `default`, and whether a riverpy client of
     `default` takes part in leader election."""
     row = await get_query(_SQL_FILE, "election_status", schema).fetchrow(connection)

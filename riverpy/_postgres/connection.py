@@ -295,7 +295,7 @@ class DedicatedConnection:
         try:
             async with self._lock_connection(purpose, timeout) as seconds:
                 with self._suppress_tracing(), anyio.fail_after(seconds, reason=reason) as scope:
-                    self._check_not_closed()
+                    self._require_not_closed()
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         self._log_closed_while_idle(connection)
@@ -371,7 +371,7 @@ class DedicatedConnection:
         if connection is not None:
             await close_connection(connection)
 
-    def _check_not_closed(self) -> None:
+    def _require_not_closed(self) -> None:
         if self._is_closed:
             raise InterfaceError(f"the connection {self.name!r} was closed")
 
@@ -416,10 +416,10 @@ class DedicatedConnection:
                 with anyio.fail_after(CONNECT_TIMEOUT):
                     connection = await self._connect()
                     with terminate_on_error(connection):
-                        await expect_writable(connection)
-                        self._check_not_closed()
+                        await require_writable(connection)
+                        self._require_not_closed()
             except (*DATABASE_ERRORS, ConfigError) as error:  # the URL has worked before: retry
-                self._check_not_closed()
+                self._require_not_closed()
                 self.outage_tracker.record_loss(self.name, error)
                 self._last_connect_error = describe_error(error)
                 await anyio.sleep(self._backoff.next_delay())
@@ -457,7 +457,7 @@ class CallerDatabase:
                     yield self._database
 
 
-async def expect_writable(connection: Connection) -> None:
+async def require_writable(connection: Connection) -> None:
     """Raise ConnectionError if the server is read-only. After a failover, a server may be read-only
     for a while."""
     if await get_query("session", "session_is_read_only", None).fetchval(connection):

@@ -113,7 +113,7 @@ class Connector:
         )
 
     @property
-    def connect_for_reindexer(self) -> Callable[[], Awaitable[Connection]] | None:
+    def reindexer_connect_function(self) -> Callable[[], Awaitable[Connection]] | None:
         """A function that connects for the reindexer. None: all URLs lead to a pooler in
         transaction mode."""
         url = self._config.listen_url if self._config.pooler else self._url

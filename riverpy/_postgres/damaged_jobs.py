@@ -19,8 +19,8 @@ from riverpy._postgres.driver import (
     describe_error,
     is_asyncpg_connection,
     is_damaged_data_error,
+    is_damaged_or_untranslatable_error,
     is_in_transaction,
-    is_unreadable_value_error,
 )
 from riverpy._postgres.skipped_rows import SkippedRowReport
 from riverpy._postgres.sql_files import get_query
@@ -71,7 +71,7 @@ def translate_damage_error(job_id: int) -> Generator[None]:
     try:
         yield
     except PostgresError as error:
-        if not is_unreadable_value_error(error):
+        if not is_damaged_or_untranslatable_error(error):
             raise
         raise make_damaged_jobs_error({job_id: describe_error(error)}) from error
 
@@ -155,7 +155,7 @@ async def read_jobs_in_parts(
             async with _savepoint_if_in_transaction(connection):
                 results.append(await read_jobs(part))
         except PostgresError as error:
-            if not is_unreadable_value_error(error):
+            if not is_damaged_or_untranslatable_error(error):
                 raise
             if len(part) > 1:
                 parts.extendleft(reversed(split_batch(part)))

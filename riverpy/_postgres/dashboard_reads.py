@@ -23,7 +23,7 @@ class KindCount(NamedTuple):
     job_count: int
 
 
-class KindSample(NamedTuple):
+class QueueKindSample(NamedTuple):
     """The kinds among the first jobs of a queue."""
 
     kinds: list[KindCount]
@@ -60,7 +60,7 @@ class StuckJob(NamedTuple):
     client_id: str
 
 
-class NeighborJob(NamedTuple):
+class ConcurrentJob(NamedTuple):
     """A job that ran in the same client at the same time as another job."""
 
     id: int
@@ -73,17 +73,17 @@ class NeighborJob(NamedTuple):
     """The end of the job. None: it still runs, or waits for a retry."""
 
 
-class NeighborJobs(NamedTuple):
+class ConcurrentJobs(NamedTuple):
     """The jobs that ran in the same client at the same time as another job."""
 
-    jobs: list[NeighborJob]
+    jobs: list[ConcurrentJob]
     """The jobs that started last. The list is limited."""
     job_count: int
     is_partial: bool
     """Whether the result may be incomplete, because only a part of the jobs was searched."""
 
 
-class PeriodicJobEntry(NamedTuple):
+class PeriodicJobDashboardRow(NamedTuple):
     """The row of a periodic job."""
 
     id: str
@@ -108,7 +108,7 @@ class InsertedPeriodicJob(NamedTuple):
     queue: str
     state: str
     run_json: str | None
-    """A `PeriodicRun` as JSON: the reason why the job was inserted. None: the reason is not
+    """A `PeriodicInsertReason` as JSON: the reason why the job was inserted. None: not
     known."""
 
 
@@ -120,13 +120,13 @@ async def queue_sample_kinds(
     state: str,
     jobs_max: int,
     kinds_max: int,
-) -> KindSample:
+) -> QueueKindSample:
     """Read the first `jobs_max` jobs of a queue in a state. Return the `kinds_max` most frequent
     kinds among them."""
     rows = await get_query(_SQL_FILE, "queue_sample_kinds", schema).fetch(
         connection, queue=queue, state=state, limit=jobs_max, kinds=kinds_max
     )
-    return KindSample([KindCount(*row[:2]) for row in rows], rows[0][2] if rows else 0)
+    return QueueKindSample([KindCount(*row[:2]) for row in rows], rows[0][2] if rows else 0)
 
 
 async def queue_list_kinds_without_worker(
@@ -181,7 +181,7 @@ async def client_list_stuck_jobs(
     return [StuckJob(*row) for row in rows]
 
 
-async def job_list_neighbors(
+async def job_list_concurrent(
     connection: Transaction,
     schema: str | None,
     *,
@@ -192,7 +192,7 @@ async def job_list_neighbors(
     searched_jobs_max: int,
     limit: int,
     damaged_job_ids: Sequence[int],
-) -> NeighborJobs:
+) -> ConcurrentJobs:
     """Return up to `limit` jobs whose last attempt ran in a client at some time from `since` to
     `until`, except for the job `job_id`. At most `searched_jobs_max` jobs of each state are
     searched. The jobs in `damaged_job_ids` are left out, because the server cannot read them."""
@@ -207,19 +207,19 @@ async def job_list_neighbors(
         skipped=damaged_job_ids,
     )
     job_count, read_count = rows[0][:2]
-    jobs = [NeighborJob(*row[2:]) for row in rows if row[2] is not None]
-    return NeighborJobs(jobs, job_count, read_count >= searched_jobs_max)
+    jobs = [ConcurrentJob(*row[2:]) for row in rows if row[2] is not None]
+    return ConcurrentJobs(jobs, job_count, read_count >= searched_jobs_max)
 
 
 async def periodic_list_entries(
     connection: Transaction, schema: str | None, *, limit: int, job_id: str | None = None
-) -> list[PeriodicJobEntry]:
+) -> list[PeriodicJobDashboardRow]:
     """Return up to `limit` periodic jobs, sorted by id. With `job_id`, return only the periodic job
     with this id."""
     rows = await get_query(_SQL_FILE, "periodic_rows", schema).fetch(
         connection, id=job_id, limit=limit
     )
-    return [PeriodicJobEntry(*row) for row in rows]
+    return [PeriodicJobDashboardRow(*row) for row in rows]
 
 
 async def periodic_find_newest_jobs(
@@ -241,7 +241,7 @@ async def periodic_find_newest_jobs(
     return found
 
 
-async def periodic_find_job_of_slot(
+async def periodic_find_job_of_due_time(
     connection: Transaction,
     schema: str | None,
     *,

@@ -20,13 +20,13 @@ import asyncpg.pool
 
 from riverpy._dsn import (
     UNKNOWN_USER_TEXT,
-    Server,
+    DatabaseAddress,
     adapt_url_for_asyncpg,
+    database_address_from_url,
     find_ignored_pg_variables,
     make_pg_variables_url,
     mask_passwords,
     missing_tls_file_message,
-    server_from_url,
     validate_url,
 )
 from riverpy._error_text import describe_missing_grant, format_error_with_type
@@ -156,7 +156,7 @@ def is_damaged_data_error(error: BaseException) -> bool:
     return _get_sqlstate_class(error) == "XX"
 
 
-def is_unreadable_value_error(error: BaseException) -> bool:
+def is_damaged_or_untranslatable_error(error: BaseException) -> bool:
     """Whether the server cannot send a stored value: the value is damaged, or has characters that
     UTF-8, the encoding of the connection, lacks."""
     return is_damaged_data_error(error) or isinstance(
@@ -217,7 +217,7 @@ def describe_error(error: BaseException) -> str:
     return mask_passwords(" ".join(text.split())) + grant
 
 
-class ArrayTypeConnection(asyncpg.Connection):
+class ConnectionWithKnownArrayTypes(asyncpg.Connection):
     """A connection that already knows the array types in riverpy's statements. asyncpg would query
     these types in each new session. That takes longer than the statement itself."""
 
@@ -237,7 +237,7 @@ class _ConnectionTarget(NamedTuple):
     function if there is one."""
 
     url: str
-    server: Server
+    server: DatabaseAddress
     connect_timeout: float | None
     password: PasswordSource | None = None
 
@@ -248,7 +248,7 @@ class _ConnectionTarget(NamedTuple):
         variables = find_ignored_pg_variables(url)
         url, limit, parameters = adapt_url_for_asyncpg(url)
         _warn_of_ignored_settings(parameters, variables)
-        server = server_from_url(url)
+        server = database_address_from_url(url)
         if server.user == UNKNOWN_USER_TEXT:
             raise ConfigError(
                 "the database URL has no user, and the user of this process has no name: write "
@@ -317,7 +317,7 @@ async def connect(
                 target,
                 timeout=timeout,
                 **login,
-                connection_class=ArrayTypeConnection,
+                connection_class=ConnectionWithKnownArrayTypes,
                 statement_cache_size=0 if through_pooler else 512,
                 server_settings=None if through_pooler else own_settings,
             )
@@ -478,7 +478,7 @@ async def close_connection(connection: Connection) -> None:
     connection.terminate()
 
 
-class _ConnectionWithoutReset(ArrayTypeConnection):
+class _ConnectionWithoutReset(ConnectionWithKnownArrayTypes):
     """A connection of a pool. Its release to the pool sends no reset to the server, because riverpy
     changes no settings of the session. If a cancelled call has left a transaction open, the release
     rolls it back. asyncpg's own reset would also report this to the event loop as an error."""

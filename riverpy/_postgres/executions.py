@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SQL_FILE = "riverpy_exec"
 
 
-class ExecutionRow(NamedTuple):
+class RunOnceKeyRow(NamedTuple):
     """The stored state of a key."""
 
     claimed_by: str
@@ -39,7 +39,7 @@ class ExecutionRow(NamedTuple):
     failed."""
 
 
-class ExpiredExecutionCursor(NamedTuple):
+class ExpiredRunOnceKey(NamedTuple):
     """A key whose retention has ended. It is also a position in the list of such keys."""
 
     retention_end_text: str
@@ -116,7 +116,7 @@ async def execution_mark_failed(
 
 async def execution_get(
     connection: Transaction, schema: str | None, *, key: str, alive_unregistered: timedelta
-) -> ExecutionRow | None:
+) -> RunOnceKeyRow | None:
     """Return the stored state of a key, or None if the key was never claimed.
 
     Args:
@@ -130,7 +130,7 @@ async def execution_get(
         return None
     claimed_by, digits, *flags = row
     claimed_at = None if digits is None else decode_timestamp(bytes.fromhex(digits))
-    return ExecutionRow(claimed_by, claimed_at, *(flag == "t" for flag in flags))
+    return RunOnceKeyRow(claimed_by, claimed_at, *(flag == "t" for flag in flags))
 
 
 async def execution_check_transaction(connection: Transaction, transaction_id: str) -> None:
@@ -160,9 +160,9 @@ async def execution_list_expired(
     connection: Transaction,
     schema: str | None,
     *,
-    after_cursor: ExpiredExecutionCursor | None,
+    after_cursor: ExpiredRunOnceKey | None,
     limit: int,
-) -> list[ExpiredExecutionCursor]:
+) -> list[ExpiredRunOnceKey]:
     """Return up to `limit` keys whose retention has ended, oldest first. The list starts after
     `after_cursor`."""
     rows = await get_query(_SQL_FILE, "exec_expired", schema).fetch(
@@ -171,7 +171,7 @@ async def execution_list_expired(
         after_key=after_cursor and after_cursor.key,
         limit=limit,
     )
-    return [ExpiredExecutionCursor(row[1], row[0]) for row in rows]
+    return [ExpiredRunOnceKey(row[1], row[0]) for row in rows]
 
 
 async def execution_delete_expired(

@@ -49,7 +49,7 @@ _COPY_BATCH_ROW_COUNT = 500
 _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
 
-class JobLeftOutError(InsertError):
+class InsertPreventedByTriggerError(InsertError):
     """A trigger of the user has prevented the insert of a job. No job of the statement was
     stored."""
 
@@ -105,7 +105,7 @@ class QueuesToNotify(NamedTuple):
     """For this many milliseconds after the notification, the sender may insert more jobs into these
     queues without another notification; see `NotificationMessage.notify_interval_ms`."""
 
-    def make_arguments(self) -> dict[str, object]:
+    def make_statement_arguments(self) -> dict[str, object]:
         """Return the queues and the interval as arguments of a statement that notifies."""
         return {"notify": self.queues, "notify_interval": str(self.interval_ms)}
 
@@ -149,7 +149,7 @@ async def job_insert(
     values["args"] = [row.args for row in rows]
     values["unique_key"] = [row.unique_key for row in rows]
     records = await get_query(_SQL_FILE, name, schema).fetch(
-        connection, **values, **to_notify.make_arguments()
+        connection, **values, **to_notify.make_statement_arguments()
     )
     results = [
         InsertResult(_job_from_record(record), record[_DUPLICATE_COLUMN] == "t")
@@ -165,7 +165,7 @@ async def _insert_plain_job(
     query = get_query(_SQL_FILE, "job_insert_plain", schema)
     record = await connection.fetchrow(query.text, *_list_plain_arguments(query, row, to_notify))
     if record is None:
-        raise JobLeftOutError
+        raise InsertPreventedByTriggerError
     result = InsertResult(_job_from_record(record), False)
     return [result], int(record[_NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE])
 
@@ -185,7 +185,7 @@ def _make_value_reader(parameters: tuple[str, ...]) -> Callable[[InsertRow], tup
     return attrgetter(*parameters[:-2])
 
 
-async def job_insert_with_shared_statement(
+async def job_insert_for_several_calls(
     connection: Connection,
     schema: str | None,
     rows: Sequence[InsertRow],
@@ -199,24 +199,24 @@ async def job_insert_with_shared_statement(
     queues.
 
     Raises:
-        JobLeftOutError: a trigger of the table has prevented the insert of a job. No job was
-            inserted.
+        InsertPreventedByTriggerError: a trigger of the table has prevented the insert of a
+            job. No job was inserted.
     """
     if len(rows) == 1 and rows[0].is_plain() and to_notify.queues in ([], [rows[0].queue]):
         query = get_query(_SQL_FILE, "job_insert_one", schema)  # faster than with arrays
         arguments = _list_plain_arguments(query, rows[0], to_notify)
     else:
         query = get_query(_SQL_FILE, "job_insert_shared", schema)
-        values = lists_by_field(rows) | to_notify.make_arguments()
+        values = lists_by_field(rows) | to_notify.make_statement_arguments()
         arguments = tuple(values[name] for name in query.parameters)
     try:
         records = await connection.fetch(query.text, *arguments, timeout=timeout)
     except PostgresError as error:
         if _JOB_LEFT_OUT_ERROR_TEXT in str(error):
-            raise JobLeftOutError from error
+            raise InsertPreventedByTriggerError from error
         raise
     if not records:
-        raise JobLeftOutError
+        raise InsertPreventedByTriggerError
     return [
         InsertResult(JobRow(record[:_NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE]), False)
         for record in records
@@ -236,7 +236,7 @@ async def _insert_with_general_statement(
     members = [f'"{row.unique_key}":{row.replace}' for row in rows if row.replace is not None]
     values["replace"] = f"{{{','.join(members)}}}"
     records = await get_query(_SQL_FILE, "job_insert_general", schema).fetch(
-        connection, **values, **to_notify.make_arguments()
+        connection, **values, **to_notify.make_statement_arguments()
     )
     results: list[InsertResult] = []
     for row, record in zip(rows, records, strict=True):
@@ -261,13 +261,13 @@ def _job_from_record(record: Record) -> JobRow:
     return JobRow(row)
 
 
-async def insert_notify_queues(
+async def notify_queues_of_inserts(
     connection: Transaction, schema: str | None, to_notify: QueuesToNotify
 ) -> int:
     """Notify the clients of these queues that jobs were inserted. Return the number of notified
     queues."""
     notify = get_query("river_notification", "insert_notify", schema)
-    return len(await notify.fetch(connection, **to_notify.make_arguments()))
+    return len(await notify.fetch(connection, **to_notify.make_statement_arguments()))
 
 
 async def job_insert_with_copy(
@@ -300,13 +300,13 @@ async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> Asy
         for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:
             shared_values = row.values_except_args_and_unique_key()
             if (end := ends.get(shared_values)) is None:
-                end = ends[shared_values] = _make_copy_line_end(row, now)
+                end = ends[shared_values] = _encode_values_after_unique_key(row, now)
             key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
             lines.append(f"{row.args.translate(_COPY_ESCAPES)}\t{key}\t{end}\n")
         yield "".join(lines).encode()
 
 
-def _make_copy_line_end(row: InsertRow, now: int | None) -> str:
+def _encode_values_after_unique_key(row: InsertRow, now: int | None) -> str:
     """Encode the end of a COPY line: all values after the args and the unique key. `now` is the
     server's time in microseconds since 2000. None: omit `scheduled_at`, because no job has a
     time."""

@@ -71,7 +71,7 @@ def sum_counts(queue: str, counts: Sequence[JobCounts]) -> JobCounts:
     return JobCounts(queue, *sums)._replace(wait_max=longest)
 
 
-class PeriodChange(NamedTuple):
+class PeriodCleanup(NamedTuple):
     """A change that the leader has to make to the counts of a minute or an hour."""
 
     seconds: int
@@ -81,7 +81,7 @@ class PeriodChange(NamedTuple):
     action: PeriodAction
 
 
-class StepCounts(NamedTuple):
+class TimeStepCounts(NamedTuple):
     """The counts of one step. A step is one of the equal parts of a time range."""
 
     started_at: int
@@ -92,7 +92,7 @@ class StepCounts(NamedTuple):
     counts: JobCounts
 
 
-class QueueStepCounts(NamedTuple):
+class QueueTimeStepCounts(NamedTuple):
     """The counts of a queue in one step of the last hour."""
 
     queue: str
@@ -124,9 +124,9 @@ async def job_count_table_exists(connection: Transaction, schema: str | None) ->
     return await get_query(_SQL_FILE, "job_count_exists", None).fetchval(connection, schema=schema)
 
 
-async def job_count_list_period_changes(
-    connection: Transaction, schema: str | None, *, after: PeriodChange | None, limit: int
-) -> list[PeriodChange]:
+async def job_count_list_period_cleanups(
+    connection: Transaction, schema: str | None, *, after: PeriodCleanup | None, limit: int
+) -> list[PeriodCleanup]:
     """Return up to `limit` changes that the leader has to make, sorted by the length and the start
     of their periods. The list starts after the change `after`. None: it starts with the first
     change."""
@@ -139,11 +139,11 @@ async def job_count_list_period_changes(
         after_time=after.started_at_text if after else "-infinity",
         limit=limit,
     )
-    return [PeriodChange(*row) for row in rows]
+    return [PeriodCleanup(*row) for row in rows]
 
 
-async def job_count_apply_period_changes(
-    connection: Transaction, schema: str | None, *, changes: Sequence[PeriodChange]
+async def job_count_clean_periods(
+    connection: Transaction, schema: str | None, *, changes: Sequence[PeriodCleanup]
 ) -> None:
     """Apply the action of each change to its period. A repeated call changes nothing."""
     seconds = [change.seconds for change in changes]
@@ -172,32 +172,32 @@ async def job_count_apply_period_changes(
         )
 
 
-async def job_count_read_steps(
+async def job_count_read_time_steps(
     connection: Transaction, schema: str | None, *, queue: str, step_seconds: int, steps: int
-) -> list[StepCounts]:
+) -> list[TimeStepCounts]:
     """Return the counts of a queue in the last `steps` steps, oldest first. The last step has not
     ended yet. `step_seconds` is at most an hour, in whole minutes."""
     rows = await get_query(_SQL_FILE, "job_count_read", schema).fetch(
         connection, queue=queue, step_seconds=step_seconds, steps=steps
     )
     return [
-        StepCounts(row[0], row[1], JobCounts(queue, *(value or 0 for value in tuple(row)[2:])))
+        TimeStepCounts(row[0], row[1], JobCounts(queue, *(value or 0 for value in tuple(row)[2:])))
         for row in rows
     ]
 
 
-async def job_count_read_queue_steps(
+async def job_count_read_queue_time_steps(
     connection: Transaction,
     schema: str | None,
     *,
     queues: Sequence[str],
     step_seconds: int,
     rows_max: int,
-) -> list[QueueStepCounts]:
+) -> list[QueueTimeStepCounts]:
     """Return the counts of these queues in the last hour, sorted by queue and time. Steps without
     attempts are left out. The statement reads at most `rows_max` rows of all queues, newest
     first."""
     rows = await get_query(_SQL_FILE, "job_count_read_queues", schema).fetch(
         connection, queues=queues, step_seconds=step_seconds, rows_max=rows_max
     )
-    return [QueueStepCounts(*row) for row in rows]
+    return [QueueTimeStepCounts(*row) for row in rows]

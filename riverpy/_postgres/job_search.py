@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from riverpy._postgres.damaged_jobs import read_jobs_in_parts
-from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
+from riverpy._postgres.driver import PostgresError, is_damaged_or_untranslatable_error
 from riverpy._postgres.sql_files import get_query, get_query_with_parts
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def job_search(
         async with connection.transaction():
             return await _fetch_search_page(connection, schema, page, parts, values)
     except PostgresError as error:
-        if not is_unreadable_value_error(error):
+        if not is_damaged_or_untranslatable_error(error):
             raise
         statement = get_query_with_parts(
             _SQL_FILE, "job_search_candidates", schema, frozenset(parts)

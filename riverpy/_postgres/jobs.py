@@ -188,7 +188,7 @@ async def job_lock_next(
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
-async def job_get_claim_position(
+async def job_lock_and_get_claim_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
     """Lock the job with this id, and return its priority, its time in microseconds since 2000, and

@@ -17,7 +17,7 @@ _SQL_FILE = "moved_time"
 _MICROSECOND = timedelta(microseconds=1)
 
 
-async def move_times_of_jobs(
+async def move_times_of_jobs_into_past(
     connection: Transaction,
     schema: str | None,
     distance: timedelta,
@@ -26,7 +26,7 @@ async def move_times_of_jobs(
 ) -> None:
     """Move all times of all jobs into the past. `distance_by_job_id` has the distance for some
     jobs. All other jobs move by `distance`."""
-    await get_query(_SQL_FILE, "move_times_of_jobs", schema).execute(
+    await get_query(_SQL_FILE, "move_times_of_jobs_into_past", schema).execute(
         connection,
         by=_format_interval(distance),
         ids=[str(job_id) for job_id in distance_by_job_id],
@@ -34,11 +34,11 @@ async def move_times_of_jobs(
     )
 
 
-async def move_times_of_periodic_jobs(
+async def move_times_of_periodic_jobs_into_past(
     connection: Transaction, schema: str | None, distance: timedelta
 ) -> None:
     """Move all times of all periodic jobs into the past by `distance`."""
-    await get_query(_SQL_FILE, "move_times_of_periodic_jobs", schema).execute(
+    await get_query(_SQL_FILE, "move_times_of_periodic_jobs_into_past", schema).execute(
         connection, by=_format_interval(distance)
     )
 

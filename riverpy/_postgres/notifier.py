@@ -19,7 +19,7 @@ import msgspec
 
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
-from riverpy._log import NotificationQueueLog, get_logger
+from riverpy._log import ServerNotificationQueueLog, get_logger
 from riverpy._log_events import (
     INVALID_NOTIFICATION_RECEIVED,
     NOTIFICATION_HANDLER_FAILED,
@@ -133,7 +133,7 @@ class Notifier:
         """Whether it was logged that no notifications arrive."""
         self._is_notification_queue_full = False
         """Whether the server's queue of notifications was too full for the last probe."""
-        self._notification_queue_log = NotificationQueueLog()
+        self._notification_queue_log = ServerNotificationQueueLog()
         self.connected = TestSignal("Notifier.connected")
 
     @property
@@ -308,7 +308,7 @@ class Notifier:
             )
             if not self._is_first_probe_sent:
                 interval = UNSENT_PROBE_RETRY_DELAY
-            scope.expect_progress(within=interval + PROBE_TIMEOUT)
+            scope.set_progress_deadline(within=interval + PROBE_TIMEOUT)
             if await self._wait_for_connection_loss(interval):
                 return was_proven
             if not self._is_first_probe_sent:
@@ -410,7 +410,7 @@ class Notifier:
         if not was_proven:  # no probe arrived over the last connection, so wait
             await anyio.sleep(self._backoff.next_delay())
         while True:
-            scope.expect_progress(
+            scope.set_progress_deadline(
                 within=LISTEN_TIMEOUT + 2 * RECONNECT_DELAY_MAX.total_seconds() + PROBE_TIMEOUT
             )
             try:

@@ -88,7 +88,7 @@ class PasswordSource:
         Raises:
             PasswordError: for the same reasons as in `fetch_password`.
         """
-        self._count_call()
+        self._count_call_or_refuse()
         results: SimpleQueue[tuple[object, type[BaseException] | None]] = SimpleQueue()
         context = contextvars.copy_context()
 
@@ -115,7 +115,7 @@ class PasswordSource:
     async def _call_in_thread(self) -> object:
         """Call the function in a daemon thread. Such a thread does not keep the process alive if
         the function hangs."""
-        self._count_call()
+        self._count_call_or_refuse()
         loop, future = asyncio.get_running_loop(), asyncio.Future[object]()
         context = contextvars.copy_context()
 
@@ -136,7 +136,7 @@ class PasswordSource:
         threading.Thread(target=run_in_thread, name="riverpy password", daemon=True).start()
         return await future
 
-    def _count_call(self) -> None:
+    def _count_call_or_refuse(self) -> None:
         """Count one more running call. Raise PasswordError if too many calls are running."""
         if self._running_calls >= HANGING_CALLS_MAX:
             raise PasswordError(

@@ -35,7 +35,7 @@ PERIODIC_TABLE_MISSING_MESSAGE = (
 _SQL_FILE = "riverpy_periodic"
 
 
-class PeriodicRun(msgspec.Struct, frozen=True, omit_defaults=True):
+class PeriodicInsertReason(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the leader inserted a job for a periodic job. The metadata of the inserted job have this
     as JSON."""
 
@@ -81,7 +81,7 @@ class PeriodicRow(NamedTuple):
     run_request_json: str | None
     """The last stored `RunRequest` as JSON. It may belong to an earlier run. None: not known."""
 
-    def find_requested_run(self, requested_at: datetime) -> PeriodicRun | None:
+    def find_reason_of_requested_run(self, requested_at: datetime) -> PeriodicInsertReason | None:
         """Return who or what requested the run at `requested_at`. Return None if it is not known:
         the column is missing, or the client that requested the run did not store it."""
         if self.run_request_json is None:
@@ -92,7 +92,7 @@ class PeriodicRow(NamedTuple):
                 return None
         except (msgspec.MsgspecError, TypeError):  # a time without a zone cannot be compared
             return None
-        return PeriodicRun(request.cause, requested_at, request.user)
+        return PeriodicInsertReason(request.cause, requested_at, request.user)
 
 
 class NextRunUpdate(NamedTuple):
@@ -107,25 +107,25 @@ class NextRunUpdate(NamedTuple):
     """The new time of the next slot."""
 
 
-class _RunMetadata(msgspec.Struct):
+class _MetadataWithInsertReason(msgspec.Struct):
     """The member of a job's metadata that says why the job was inserted for a periodic job."""
 
-    run: PeriodicRun | None = msgspec.field(name=PERIODIC_RUN_METADATA_KEY, default=None)
+    run: PeriodicInsertReason | None = msgspec.field(name=PERIODIC_RUN_METADATA_KEY, default=None)
 
 
-def decode_periodic_run(json_text: str) -> PeriodicRun | None:
-    """Decode a PeriodicRun from JSON text. Return None if the text is not valid."""
+def decode_periodic_insert_reason(json_text: str) -> PeriodicInsertReason | None:
+    """Decode a PeriodicInsertReason from JSON text. Return None if the text is not valid."""
     try:
-        return msgspec.json.decode(json_text, type=PeriodicRun)
+        return msgspec.json.decode(json_text, type=PeriodicInsertReason)
     except msgspec.MsgspecError:
         return None
 
 
-def find_periodic_run(metadata_json: str) -> PeriodicRun | None:
+def find_periodic_insert_reason(metadata_json: str) -> PeriodicInsertReason | None:
     """Return why a job was inserted, from its metadata. Return None if its metadata do not have
     it."""
     try:
-        return msgspec.json.decode(metadata_json, type=_RunMetadata).run
+        return msgspec.json.decode(metadata_json, type=_MetadataWithInsertReason).run
     except (msgspec.MsgspecError, RecursionError):
         return None
 
@@ -138,7 +138,7 @@ async def periodic_table_exists(connection: Transaction, schema: str | None) -> 
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
     """Return all periodic jobs, sorted by id. Raise SchemaMissingError if their table is
     missing."""
-    rows = await _await_periodic_statement(
+    rows = await _await_and_translate_missing_table(
         get_query(_SQL_FILE, "periodic_list", schema).fetch(connection)
     )
     return [PeriodicJobState(**row) for row in rows]
@@ -154,7 +154,7 @@ async def periodic_get(
         SchemaMissingError: the table of periodic jobs is missing.
     """
     statement = get_query(_SQL_FILE, "periodic_get", schema)
-    row = await _await_periodic_statement(statement.fetchrow(connection, id=job_id))
+    row = await _await_and_translate_missing_table(statement.fetchrow(connection, id=job_id))
     if row is None:
         raise await _make_not_found_error(connection, schema, job_id)
     return PeriodicJobState(**row)
@@ -288,7 +288,7 @@ async def _change_periodic_job(
     connection: Transaction, schema: str | None, statement_name: str, job_id: str
 ) -> None:
     statement = get_query(_SQL_FILE, statement_name, schema)
-    if not await _await_periodic_statement(statement.fetch(connection, id=job_id)):
+    if not await _await_and_translate_missing_table(statement.fetch(connection, id=job_id)):
         raise await _make_not_found_error(connection, schema, job_id)
     await get_query(_SQL_FILE, "periodic_notify", schema).execute(connection, id=job_id)
 
@@ -308,7 +308,7 @@ async def _make_not_found_error(
     return NotFoundError(f"there is no periodic job {job_id!r}: {hint}")
 
 
-async def _await_periodic_statement(statement_result: Awaitable[ResultT]) -> ResultT:
+async def _await_and_translate_missing_table(statement_result: Awaitable[ResultT]) -> ResultT:
     """Await a statement and return its result. Raise SchemaMissingError if the table is missing."""
     try:
         return await statement_result

@@ -33,7 +33,7 @@ async def queue_upsert(
     return {row[0]: row[1] for row in rows}
 
 
-async def queue_filter_paused(
+async def queue_find_paused(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> set[str]:
     """Return the names of the paused queues among `names`."""

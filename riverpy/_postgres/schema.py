@@ -349,7 +349,7 @@ async def check_schema(
     return state
 
 
-def expect_migration_version(
+def require_migration_version(
     state: SchemaState, version: int, schema: str | None, *, url: str | None
 ) -> None:
     """If a version of line `riverpy` is not applied, raise SchemaMissingError with the command to

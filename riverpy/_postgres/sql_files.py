@@ -152,13 +152,13 @@ def load_statements(file: str) -> dict[str, str]:
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         for suffix, condition in _QUEUE_CONDITION_BY_SUFFIX.items():
             if not suffix or _QUEUE_CONDITION_PATTERN.search(body):
-                found[name + suffix] = _expand_comments(
+                found[name + suffix] = _replace_marks_and_drop_comments(
                     _QUEUE_CONDITION_PATTERN.sub(condition, body)
                 )
     return found
 
 
-def _expand_comments(body: str) -> str:
+def _replace_marks_and_drop_comments(body: str) -> str:
     """Replace the marks in a block, except the marks for the schema, and drop comment lines."""
     body = _INCLUDE_PATTERN.sub(lambda match: load_statements(match[1])[match[2]], body)
     body = _COMMENT_LINE_PATTERN.sub("", body)

@@ -23,28 +23,32 @@ def _get_statement(name: str) -> Query:
     return get_query("test_database", f"test_database_{name}", None)
 
 
-async def lock_run(connection: Transaction, run: int) -> None:
+async def lock_test_run(connection: Transaction, run: int) -> None:
     """Acquire the shared lock of a run. Each process of the run holds it while the run has
     databases. This waits while another process drops the databases of the run."""
-    await _get_statement("lock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
-
-
-async def unlock_run(connection: Transaction, run: int) -> None:
-    """Release the shared lock of a run."""
-    await _get_statement("unlock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
-
-
-async def try_lock_ended_run(connection: Transaction, run: int) -> bool:
-    """Try to acquire the lock of a run exclusively. Return False if a process of the run still
-    holds it."""
-    return await _get_statement("try_lock_run").fetchval(
+    await _get_statement("lock_test_run").execute(
         connection, namespace=_RUN_LOCK_NAMESPACE, run=run
     )
 
 
-async def unlock_ended_run(connection: Transaction, run: int) -> None:
-    """Release the lock that `try_lock_ended_run` acquired."""
-    await _get_statement("unlock_ended_run").execute(
+async def unlock_test_run(connection: Transaction, run: int) -> None:
+    """Release the shared lock of a run."""
+    await _get_statement("unlock_test_run").execute(
+        connection, namespace=_RUN_LOCK_NAMESPACE, run=run
+    )
+
+
+async def try_lock_ended_test_run(connection: Transaction, run: int) -> bool:
+    """Try to acquire the lock of a run exclusively. Return False if a process of the run still
+    holds it."""
+    return await _get_statement("try_lock_ended_test_run").fetchval(
+        connection, namespace=_RUN_LOCK_NAMESPACE, run=run
+    )
+
+
+async def unlock_ended_test_run(connection: Transaction, run: int) -> None:
+    """Release the lock that `try_lock_ended_test_run` acquired."""
+    await _get_statement("unlock_ended_test_run").execute(
         connection, namespace=_RUN_LOCK_NAMESPACE, run=run
     )
 
@@ -146,17 +150,17 @@ async def end_session(connection: Transaction, pid: int) -> None:
     await _get_statement("end_session").execute(connection, pid=pid)
 
 
-async def mark_transaction(connection: Transaction) -> None:
+async def mark_test_transaction(connection: Transaction) -> None:
     """Mark the transaction of a test, so that `fetch_transaction_state` recognizes it. Limit its
     waits for locks to 10 seconds."""
-    await _get_statement("mark_transaction").execute(connection)
+    await _get_statement("mark_test_transaction").execute(connection)
 
 
 class TransactionState(NamedTuple):
     """The state of the transaction of a test."""
 
     is_marked: bool
-    """Whether `mark_transaction` was called in this transaction."""
+    """Whether `mark_test_transaction` was called in this transaction."""
     has_changed_tables: bool
     """Whether the transaction has changed the columns of a table, or has emptied one."""
 

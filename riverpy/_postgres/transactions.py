@@ -25,7 +25,7 @@ from riverpy._postgres.sessions.adapter import (
 )
 from riverpy._postgres.sessions.session import (
     CallerSession,
-    SessionState,
+    CallerTransactionState,
     make_no_transaction_error,
 )
 from riverpy._postgres.sql_files import get_query
@@ -72,7 +72,10 @@ def validate_tx(tx: object) -> Transaction:
         isinstance(connection, CallerSession) and connection.commits_by_itself
     ):
         raise make_no_transaction_error(is_blocking=is_without_loop())
-    if isinstance(connection, CallerSession) and connection.get_state() is SessionState.ABORTED:
+    if (
+        isinstance(connection, CallerSession)
+        and connection.get_state() is CallerTransactionState.ABORTED
+    ):
         raise TransactionError(TRANSACTION_ABORTED_ERROR_TEXT)
     return connection
 
@@ -133,7 +136,7 @@ def get_pooler_remedy(connection: Transaction) -> str:
     return "make the connection given as tx with statement_cache_size=0"
 
 
-def expect_copy_support(connection: Transaction) -> None:
+def require_copy_support(connection: Transaction) -> None:
     """Raise InsertError if the caller's connection does not support COPY."""
     if isinstance(connection, CallerSession) and not connection.has_copy:
         raise InsertError(
@@ -278,7 +281,7 @@ def make_savepoint_error() -> TransactionError:
     )
 
 
-async def expect_no_savepoint(connection: Transaction) -> None:
+async def require_no_savepoint(connection: Transaction) -> None:
     """Raise TransactionError if a savepoint is open in which a row was locked or written. The
     caller checks this after a fence on River's leader row."""
     if await _fetch_value(connection, "session_in_savepoint"):
@@ -296,7 +299,7 @@ async def make_wrong_database_error(connection: Transaction, lease: str) -> Tran
     )
 
 
-async def expect_read_committed(connection: Transaction) -> None:
+async def require_read_committed(connection: Transaction) -> None:
     """Raise TransactionError if the isolation level is not READ COMMITTED. The caller checks this
     before a fence on River's leader row: an older snapshot would not show that the lease was
     renewed."""

@@ -1,4 +1,5 @@
-"""LeaseMap: which live clients stand by for each lease, and the lag that each holder has reported.
+"""LeaseReportMap: which live clients stand by for each lease, and the lag that each holder has
+reported.
 
 A client stands by for a lease if it would acquire the lease when the lease is free.
 """
@@ -27,7 +28,7 @@ def leader_lease_name(domain: str) -> str:
 
 
 @dataclass(frozen=True)
-class LeaseMap:
+class LeaseReportMap:
     """The lease reports of the clients with a recent heartbeat. A `LeaseManager` without a client
     writes no heartbeat, so it is not in the map."""
 
@@ -48,7 +49,7 @@ class LeaseMap:
         """Return the ids of the clients that stand by for a lease, without `holder`."""
         return [client.client_id for client in self.standby_clients(name, holder=holder)]
 
-    def find_lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
+    def find_reported_lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
         """Return the lag that the holder of a lease last reported in its current term. Return None
         if it reported no lag, or if there is no holder."""
         client = None if holder is None else self.clients_by_id.get(holder)
@@ -74,7 +75,7 @@ class LeaseReports(NamedTuple):
 
 
 def find_lease_reports(
-    lease_map: LeaseMap | None, name: str, *, holder: str | None, epoch: int
+    lease_map: LeaseReportMap | None, name: str, *, holder: str | None, epoch: int
 ) -> LeaseReports:
     """Return what the live clients have reported about a lease. `name` is the name of the lease in
     the table. `holder` is the current holder, or None."""
@@ -82,7 +83,7 @@ def find_lease_reports(
         return LeaseReports(None, None)
     return LeaseReports(
         lease_map.standby_client_ids(name, holder=holder),
-        lease_map.find_lag(name, holder=holder, epoch=epoch),
+        lease_map.find_reported_lag(name, holder=holder, epoch=epoch),
     )
 
 
@@ -94,7 +95,7 @@ def describe_lag(lag: LeaseLag) -> str:
     return f"{', '.join(parts)}, reported {format_seconds(lag.reported_ago)} ago"
 
 
-async def read_lease_map(connection: Transaction, schema: str | None) -> LeaseMap:
+async def read_lease_reports(connection: Transaction, schema: str | None) -> LeaseReportMap:
     """Read the lease reports of the live clients. Migration CLIENTS_MIGRATION must be applied."""
     clients = await client_list_lease_reports(connection, schema)
     by_lease: dict[str, list[ReportingClient]] = {}
@@ -106,4 +107,6 @@ async def read_lease_map(connection: Transaction, schema: str | None) -> LeaseMa
             unknown.add(client.client_id)
         for name in () if client.report is None else client.report.standby:
             by_lease.setdefault(name, []).append(client)
-    return LeaseMap(by_lease, {client.client_id: client for client in clients}, frozenset(unknown))
+    return LeaseReportMap(
+        by_lease, {client.client_id: client for client in clients}, frozenset(unknown)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from riverpy._postgres.clients import client_filter_registered
+from riverpy._postgres.clients import client_find_registered
 from riverpy._postgres.damaged_jobs import read_jobs_despite_damage
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.sql_files import get_query
@@ -126,7 +126,7 @@ async def read_default_domain_leader(
         return None
     if not has_client_table:
         return DefaultDomainLeader(row, None)
-    known = await client_filter_registered(connection, schema, client_ids=[row.leader_id])
+    known = await client_find_registered(connection, schema, client_ids=[row.leader_id])
     return DefaultDomainLeader(row, row.leader_id in known)
 
 

@@ -1,4 +1,4 @@
-"""JobWait: the state of one call that waits for jobs."""
+"""JobWaitCall: the state of one call that waits for jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_missing_job_error(job_id: int) -> NotFoundError:
     )
 
 
-class JobWait:
+class JobWaitCall:
     """The state of one call that waits for jobs. The wait ends when all of its jobs have ended, or
     with an error."""
 

@@ -77,7 +77,7 @@ class SharedListener:
         return notifier is not None and notifier.is_listening_on(topic)
 
     @property
-    def can_listen(self) -> bool:
+    def is_listening_or_connecting(self) -> bool:
         """Whether a connection is listening or being opened."""
         return self._subscribed_notifier is not None
 
@@ -95,7 +95,7 @@ class SharedListener:
         """
         subscriber = _Subscriber(topic, callback, on_resync)
         self._subscribers.append(subscriber)
-        self._stop_unused_timer()
+        self._stop_unused_listener_timer()
         if self._subscribed_notifier is None:
             self._switch_notifier()
         else:
@@ -108,13 +108,14 @@ class SharedListener:
                 if self._subscribed_notifier is not None:
                     self._subscribed_notifier.unsubscribe(*subscriber)
                 if not self._subscribers:
-                    self._start_unused_timer()
+                    self._start_unused_listener_timer()
 
-    def use_run_notifier(self, notifier: Notifier) -> None:
+    def use_notifier_of_working_client(self, notifier: Notifier) -> None:
         """Set the notifier that the client uses while it works jobs. While this notifier runs, all
         subscribers listen on it."""
 
         def update_run_notifier() -> None:
+            """Listen on `notifier` while it runs, and on the listener's own notifier otherwise."""
             self._run_notifier = notifier if notifier.is_running else None
             self._switch_notifier()
 
@@ -161,12 +162,12 @@ class SharedListener:
 
     # -- the end
 
-    def _start_unused_timer(self) -> None:
-        self._stop_unused_timer()
+    def _start_unused_listener_timer(self) -> None:
+        self._stop_unused_listener_timer()
         loop = asyncio.get_running_loop()
         self._unused_timer = loop.call_later(UNUSED_LISTENER_TIMEOUT, self._stop_listening)
 
-    def _stop_unused_timer(self) -> None:
+    def _stop_unused_listener_timer(self) -> None:
         if self._unused_timer is not None:
             self._unused_timer.cancel()
             self._unused_timer = None
@@ -182,7 +183,7 @@ class SharedListener:
 
     async def close(self) -> None:
         """Close the connection. The remaining subscribers receive no further notifications."""
-        self._stop_unused_timer()
+        self._stop_unused_listener_timer()
         for subscriber in self._subscribers:
             if self._subscribed_notifier is not None:
                 self._subscribed_notifier.unsubscribe(*subscriber)

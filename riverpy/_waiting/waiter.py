@@ -35,7 +35,7 @@ from riverpy._postgres.driver import (
 from riverpy._postgres.jobs import FINAL_STATES, job_get_many
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy._waiting.background_task import BackgroundTask
-from riverpy._waiting.job_wait import JobWait, make_missing_job_error
+from riverpy._waiting.job_wait import JobWaitCall, make_missing_job_error
 from riverpy._waiting.pool_connection import make_read_error
 from riverpy.errors import ClientStateError, RiverError
 from riverpy.job import JobColumn, JobRow, JobState
@@ -72,7 +72,7 @@ class _WaitedJob:
 
     def __init__(self, job_id: int, now: float) -> None:
         self.id = job_id
-        self.waits: list[JobWait] = []
+        self.waits: list[JobWaitCall] = []
         self.state: JobState | None = None
         """The state at the last read."""
         self.is_new, self.is_marked = True, False
@@ -118,7 +118,7 @@ class JobWaiter:
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
         self._task = BackgroundTask(
-            "waiter", self._read_jobs_until_no_waits, self._handle_task_failure
+            "waiter", self._read_jobs_until_no_waits, self._end_waits_after_task_failure
         )
         self._log = get_logger()
 
@@ -132,10 +132,10 @@ class JobWaiter:
             ClientStateError: the client was closed.
             Exception: the server refuses the statements that read the jobs.
         """
-        wait = JobWait(job_ids)
+        wait = JobWaitCall(job_ids)
         if not wait.waiting_ids:
             return {}
-        with self.listening_for_wait(), self._scheduling_last_read(wait, timeout):
+        with self.listening_for_job_ends(), self._scheduling_last_read(wait, timeout):
             self._add_wait(wait)
             try:
                 with anyio.move_on_after(timeout):
@@ -150,14 +150,14 @@ class JobWaiter:
         return wait.get_rows_or_raise(timeout, states, self._read_error)
 
     @contextmanager
-    def listening_for_wait(self) -> Generator[None]:
+    def listening_for_job_ends(self) -> Generator[None]:
         """Listen for the ends of jobs during the `with` block. Use this block around an insert if a
         wait for the inserted job follows."""
         self._user_count += 1
         if self._user_count == 1:
             self._listening.enter_context(
                 self._listener.listening(
-                    waits.JOB_END_TOPIC, self._handle_notification, self._make_all_jobs_due
+                    waits.JOB_END_TOPIC, self._record_notified_jobs, self._request_all_job_reads
                 )
             )
         try:
@@ -168,27 +168,27 @@ class JobWaiter:
                 self._listening.close()
 
     @contextmanager
-    def _scheduling_last_read(self, wait: JobWait, timeout: float) -> Generator[None]:
+    def _scheduling_last_read(self, wait: JobWaitCall, timeout: float) -> Generator[None]:
         """Read the jobs of a wait once more shortly before the timeout, if the `with` block has not
         ended. This finds jobs that have ended without a notification."""
         if timeout == math.inf:
             yield
             return
         lead = min(LAST_READ_LEAD_MAX, timeout * LAST_READ_LEAD_SHARE)
-        timer = asyncio.get_running_loop().call_later(timeout - lead, self._make_jobs_due, wait)
+        timer = asyncio.get_running_loop().call_later(timeout - lead, self._request_job_reads, wait)
         try:
             yield
         finally:
             timer.cancel()
 
-    def _make_jobs_due(self, wait: JobWait) -> None:
+    def _request_job_reads(self, wait: JobWaitCall) -> None:
         for job_id in wait.waiting_ids:
             if (job := self._job_by_id.get(job_id)) is not None:
                 job.read_at = 0.0
         self._next_read_at = 0.0
         self._woken.set()
 
-    def _add_wait(self, wait: JobWait) -> None:
+    def _add_wait(self, wait: JobWaitCall) -> None:
         now = asyncio.get_running_loop().time()
         for job_id in wait.waiting_ids:
             job = self._job_by_id.setdefault(job_id, _WaitedJob(job_id, now))
@@ -199,7 +199,7 @@ class JobWaiter:
         self._woken.set()
         self._task.start()
 
-    def _remove_wait(self, wait: JobWait) -> None:
+    def _remove_wait(self, wait: JobWaitCall) -> None:
         for job_id in wait.waiting_ids:
             job = self._job_by_id.get(job_id)
             if job is not None and wait in job.waits:
@@ -209,13 +209,13 @@ class JobWaiter:
         if not self._job_by_id:
             self._woken.set()
 
-    def _handle_notification(self, payload: str) -> None:
+    def _record_notified_jobs(self, payload: str) -> None:
         ids = [job_id for job_id, _ in waits.decode_job_ends(payload) if job_id in self._job_by_id]
         if ids:
             self._notified_ids.update(ids)
             self._woken.set()
 
-    def _make_all_jobs_due(self) -> None:
+    def _request_all_job_reads(self) -> None:
         """Read all jobs soon, because notifications may have been lost."""
         if self._job_by_id:
             self._next_read_at = 0.0
@@ -248,7 +248,7 @@ class JobWaiter:
                 with anyio.move_on_after(self._next_read_at - loop.time()):
                     await self._woken.wait()
 
-    def _handle_task_failure(self, error: Exception) -> None:
+    def _end_waits_after_task_failure(self, error: Exception) -> None:
         """End all waits with an error, because the task has failed. Otherwise the calls would wait
         forever."""
         self._log.error(WAITER_FAILED, exc_info=error)
@@ -263,7 +263,7 @@ class JobWaiter:
     async def _read_jobs(self) -> None:
         """Read the states of due jobs, and the rows of jobs that have ended."""
         now = asyncio.get_running_loop().time()
-        due = self._choose_due_jobs(now)
+        due = self._choose_jobs_to_read(now)
         ended_ids = self._notified_ids & self._job_by_id.keys()
         with suppress_tracing(trace_internal=self._trace_internal):
             async with self._acquire_connection() as connection:
@@ -289,7 +289,7 @@ class JobWaiter:
             ) as connection:
                 yield connection
 
-    def _choose_due_jobs(self, now: float) -> list[_WaitedJob]:
+    def _choose_jobs_to_read(self, now: float) -> list[_WaitedJob]:
         if self._next_read_at > now:
             return []
         return [
@@ -305,7 +305,7 @@ class JobWaiter:
         found: dict[int, WaitedJobState] = {}
         for is_new in (True, False):
             read = waits.job_get_states
-            if is_new and self._can_mark_jobs and self._listener.can_listen:
+            if is_new and self._can_mark_jobs and self._listener.is_listening_or_connecting:
                 read = waits.job_get_states_and_mark_waited
             ids = [job.id for job in jobs if job.is_new is is_new]
             for part in _split_ids(ids, JOBS_PER_STATEMENT_MAX):

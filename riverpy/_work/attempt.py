@@ -124,7 +124,8 @@ class Attempt(Job[Any]):
         """Whether the job's code has called `complete_tx`. If its transaction was rolled back, the
         attempt ends as usual."""
 
-    def columns(self) -> Sequence[Any]:
+    def get_encoded_values(self) -> Sequence[Any]:
+        """Return the claimed row. Empty `attempted_by` and `tags` are filled in."""
         row = self._row
         if row[JobColumn.ATTEMPTED_BY] and row[JobColumn.TAGS] is not None:
             return row
@@ -234,7 +235,7 @@ class Attempt(Job[Any]):
         """Set the decoded args."""
         self._args = args
 
-    def merge_metadata(self, key: str, json_text: str) -> None:
+    def record_metadata(self, key: str, json_text: str) -> None:
         """Record a metadata key and its value (JSON text). They are merged into the job's metadata
         when the result is stored. Unlike user code, this method may set keys that River
         reserves."""

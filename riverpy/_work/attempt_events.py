@@ -36,7 +36,7 @@ def _make_stored_row(attempt: Attempt) -> list[Any]:
     that of the claimed row."""
     if attempt.stored_row is not None:
         return list(attempt.stored_row)
-    row = list(attempt.columns())
+    row = list(attempt.get_encoded_values())
     _apply_outcome_to_row(row, attempt)
     return row
 
@@ -80,7 +80,7 @@ def _to_microseconds(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-def make_attempt_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
+def make_attempt_end_message_for_clients(kind: EventKind, attempt: Attempt) -> EventMessage:
     """Return the message for other clients about an attempt whose result was stored."""
     row = _make_stored_row(attempt)
     times = _make_job_statistics(attempt, row)
@@ -88,7 +88,7 @@ def make_attempt_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
     if kind in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED}:
         errors = JobRow(row).errors
         error = mask_passwords(errors[-1].error)[:ERROR_LENGTH_MAX] if errors else ""
-    return _make_job_message(
+    return _make_job_event_message(
         kind,
         row,
         error=error,
@@ -103,7 +103,7 @@ def make_running_job_message(
 ) -> EventMessage:
     """Return the message for other clients about a running job. For the kind JOB_PROGRESS,
     `progress_text` is the progress as JSON text."""
-    message = _make_job_message(kind, job.columns())
+    message = _make_job_event_message(kind, job.get_encoded_values())
     if progress_text is not None:
         progress = msgspec.json.decode(progress_text, type=JobProgress)
         message.done, message.total = progress.done, progress.total
@@ -112,7 +112,7 @@ def make_running_job_message(
     return message
 
 
-def _make_job_message(
+def _make_job_event_message(
     kind: EventKind | FleetEventKind,
     row: Sequence[Any],
     *,

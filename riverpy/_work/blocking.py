@@ -143,7 +143,7 @@ class BlockingJobRunner:
         finally:
             start_timer.cancel()
             for key, text in job.metadata.items():
-                attempt.merge_metadata(key, text)
+                attempt.record_metadata(key, text)
             self._child_processes.release_child(claim_key)
             self._start_idle_timer()
             del future  # break the reference cycle of its exception and this frame
@@ -165,7 +165,9 @@ class BlockingJobRunner:
         if self._child_processes.has_idle_children:
             self._start_idle_timer()
 
-    async def check_process_functions_importable(self, workers: Sequence[RegisteredWorker]) -> None:
+    async def check_functions_importable_in_child(
+        self, workers: Sequence[RegisteredWorker]
+    ) -> None:
         """Check that a child process can import the functions of the workers by their names.
 
         If child processes import the main module (for example a script), this method starts a child
@@ -178,7 +180,7 @@ class BlockingJobRunner:
         packed = [pickle_function(unit) for unit in workers]
         if not get_main_module_location():
             return
-        child = self._child_processes.take_child()
+        child = self._child_processes.take_unassigned_child()
         loop = asyncio.get_running_loop()
         start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)
         future = self._submit_to_thread(child.find_import_errors, packed)

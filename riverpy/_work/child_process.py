@@ -129,7 +129,7 @@ class ChildProcess:
             send_message(self._pipe_to_child, RUN_JOB, job.pickled_job)
             kind, content = receive_message(self._pipe_from_child)
             while kind != JOB_ENDED:
-                self._handle_message(job, kind, content)
+                self._pass_message_to_job(job, kind, content)
                 kind, content = receive_message(self._pipe_from_child)
         except (EOFError, OSError, ValueError):
             raise self._kill_and_make_exit_error() from None
@@ -137,7 +137,7 @@ class ChildProcess:
             self._is_running_job = False
         return _unpickle(content)
 
-    def _handle_message(self, job: JobInChild, kind: bytes, content: bytes) -> None:
+    def _pass_message_to_job(self, job: JobInChild, kind: bytes, content: bytes) -> None:
         """Handle a message about the running job that is not JOB_ENDED."""
         if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
             self._is_running_job = True
@@ -301,7 +301,7 @@ def pickle_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> byte
     """
     import pickle
 
-    args, columns = attempt.args, tuple(attempt.columns())
+    args, columns = attempt.args, tuple(attempt.get_encoded_values())
     try:
         return pickle.dumps((function, columns, args))
     except (pickle.PicklingError, AttributeError):

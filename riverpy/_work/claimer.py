@@ -130,7 +130,7 @@ class Claimer:
                 self._requested.clear()
                 scope.clear_progress_deadline()
                 await self._requested.wait()
-            scope.expect_progress(within=2 * CLAIM_TIMEOUT)
+            scope.set_progress_deadline(within=2 * CLAIM_TIMEOUT)
             await self._send_claim()
             for _ in range(LOOP_TURNS_AFTER_CLAIM):
                 await asyncio.sleep(0)  # noqa: TID251 (a turn of the event loop, no delay)

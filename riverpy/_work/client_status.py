@@ -109,7 +109,7 @@ class ClientStatusReporter:
         delay = await self._write_changed_status()
         task_status.started()
         while True:
-            scope.expect_progress(within=delay + STATUS_WRITE_TIMEOUT)
+            scope.set_progress_deadline(within=delay + STATUS_WRITE_TIMEOUT)
             with anyio.move_on_after(delay):
                 await self._wakeup.wait()
             self._wakeup.clear()

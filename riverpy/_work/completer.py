@@ -38,8 +38,8 @@ from riverpy._log_events import (
 )
 from riverpy._postgres import jobs
 from riverpy._postgres.batch_sender import (
+    AdaptiveBatchSize,
     BatchSender,
-    BatchSize,
     BatchStatement,
     ErrorCause,
     find_error_cause,
@@ -146,7 +146,7 @@ class Completer:
                 get_skipped_row_key=id,
                 count_rows_that_fit=count_fitting_results,
             ),
-            batch_size=BatchSize(RESULTS_PER_STATEMENT_MAX, RESULT_STATEMENT_TIMEOUT),
+            batch_size=AdaptiveBatchSize(RESULTS_PER_STATEMENT_MAX, RESULT_STATEMENT_TIMEOUT),
             skipped_rows=SkippedRows(),  # no limit here: `RESULT_BACKLOG_MAX` limits the results
             on_row_skipped=self._log_failed_result,
             on_batch_too_slow=self._log_slow_batch,
@@ -172,7 +172,7 @@ class Completer:
         )
 
     @property
-    def skipped_results(self) -> list[SkippedRow[Attempt]]:
+    def results_to_retry(self) -> list[SkippedRow[Attempt]]:
         """The results that the database refused or did not store in time. The completer retries
         them."""
         return [
@@ -440,7 +440,9 @@ class Completer:
                 states = await self._send_results_of_unlocked_rows(connection, attempts)
             stored = attempts
             if len(states) != len(attempts):
-                stored = await self._handle_unchanged_rows(connection, attempts, states)
+                stored = await self._find_stored_and_retry_locked_results(
+                    connection, attempts, states
+                )
         now = time.monotonic()
         for attempt in stored:
             attempt.stored_at = now
@@ -478,7 +480,7 @@ class Completer:
         )
         return dict.fromkeys(done, JobState.COMPLETED.value)
 
-    async def _handle_unchanged_rows(
+    async def _find_stored_and_retry_locked_results(
         self, connection: Connection, attempts: list[Attempt], stored_states: dict[int, str]
     ) -> list[Attempt]:
         """Handle the rows that the statement did not change. Returns the attempts whose results are

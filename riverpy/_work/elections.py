@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._leading.domain_queues import DomainQueueReader
-from riverpy._leading.election import Election, handle_leadership_notification
+from riverpy._leading.election import Election, receive_leadership_notification
 from riverpy._leading.leader_stores import DomainLeaseStore, LeaderRowStore, SchemaLeaseStore
 from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
@@ -22,7 +22,7 @@ from riverpy._leading.term_runner import TermServicesRunner
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.timing import LeaseTiming
 from riverpy._maintenance.services import (
-    DefaultDomainLeaderCheck,
+    DefaultLeaderChangeCheck,
     LeaderFunctionService,
     make_domain_services,
     make_schema_services,
@@ -72,14 +72,14 @@ class ElectionManager:
     @property
     def is_standby(self) -> bool:
         """Whether this client would become leader of its domain now if the domain had no leader."""
-        return bool(self.lease_engine.standby_names)
+        return bool(self.lease_engine.standby_lease_names)
 
     @property
-    def standby_names(self) -> list[str]:
+    def standby_lease_names(self) -> list[str]:
         """The names of the leader leases for which this client stands by. It would acquire them if
         they were free."""
         elections = self.maintenance_elections
-        return [name for one in elections for name in one.lease_engine.standby_names]
+        return [name for one in elections for name in one.lease_engine.standby_lease_names]
 
     @property
     def elections(self) -> Sequence[Election]:
@@ -91,7 +91,7 @@ class ElectionManager:
         """The functions that handle notifications about leases, by topic."""
         if len(self.maintenance_elections) == 1:  # only one election: the domain is `default`
             return {
-                "river_leadership": lambda payload: handle_leadership_notification(
+                "river_leadership": lambda payload: receive_leadership_notification(
                     self.lease_engine, payload
                 )
             }
@@ -99,7 +99,7 @@ class ElectionManager:
 
     def _receive_lease_notification(self, payload: str) -> None:
         for one in self.maintenance_elections:
-            one.lease_engine.handle_notification(payload)
+            one.lease_engine.receive_notification(payload)
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
@@ -114,7 +114,7 @@ class ElectionManager:
             one.lease_engine.wake_all_callers()
             one.forget_queue_owners()
 
-    def handle_queue_owner_change(self) -> None:
+    def reread_queue_owners(self) -> None:
         """Read again which domain owns which queue, because an owner has changed."""
         for one in self.maintenance_elections:
             one.forget_queue_owners()
@@ -176,7 +176,7 @@ class MaintenanceElection:
             self.lease_engine.resign(lease, reason, pause=self.lease_engine.timing.attempt_interval)
 
         return [
-            DefaultDomainLeaderCheck(context, resign_lease, has_foreign_leader=has_foreign_leader),
+            DefaultLeaderChangeCheck(context, resign_lease, has_foreign_leader=has_foreign_leader),
             *make_schema_services(context, heartbeat, should_reindex=not has_foreign_leader),
         ]
 
@@ -221,7 +221,7 @@ class MaintenanceElection:
             has_notifications=not run.config.poll_only,
             timer=self._timer,
             dead_after=run.config.dead_after,
-            contact_duration=run.heartbeat.contact_duration,
+            contact_duration=run.heartbeat.unbroken_contact_seconds,
         )
         context = TermContext(
             fence=TermFence(lease),
@@ -230,7 +230,7 @@ class MaintenanceElection:
             connection=connection,
             long_statement_connection=self._make_shared_connection("cleaning"),
             timer=self._timer,
-            open_direct_connection=run.connections.connector.connect_for_reindexer,
+            open_direct_connection=run.connections.connector.reindexer_connect_function,
             read_queue_scope=self._domain_queues.read_queue_scope,
             ended_job_publisher=run.client.subscriptions,
         )

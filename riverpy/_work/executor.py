@@ -150,7 +150,7 @@ class JobExecutor:
             self._job_threads,
         )
 
-    async def check_process_functions_importable(self) -> None:
+    async def check_functions_importable_in_child(self) -> None:
         """Check that child processes can run the jobs whose workers have `executor="process"`.
 
         Raises:
@@ -159,7 +159,7 @@ class JobExecutor:
         workers = (worker for worker, _ in self._worker_and_timeout_by_kind.values())
         units = {id(worker): worker for worker in workers if worker.executor == "process"}
         if units:
-            await self._blocking_runner.check_process_functions_importable(list(units.values()))
+            await self._blocking_runner.check_functions_importable_in_child(list(units.values()))
 
     def close(self) -> None:
         """Stop the idle threads and processes that work blocking jobs."""

@@ -151,7 +151,7 @@ class JobCountWriter:
         self._is_running = True
         task_status.started()
         while True:
-            scope.expect_progress(within=SECONDS_PER_MINUTE + WRITE_TIMEOUT)
+            scope.set_progress_deadline(within=SECONDS_PER_MINUTE + WRITE_TIMEOUT)
             seconds = (self._delay_after_minute - time.time()) % SECONDS_PER_MINUTE
             await anyio.sleep(max(seconds, 1.0))
             with anyio.CancelScope(shield=True):  # a stop during a write would lose its counts

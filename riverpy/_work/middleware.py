@@ -102,7 +102,7 @@ class MiddlewareStack:
             _, error = await run.call_and_catch_error(lambda: self._run_job_code(attempt))
             run.has_job_code_ended = error is None or not is_cancellation(error)
             for hook in self._end_hooks:
-                run.start_hook_timeout()
+                run.start_late_hook_timeout()
                 is_caught, raised = await run.call_and_catch_error(
                     partial(hook.work_end, attempt, error)
                 )
@@ -136,7 +136,7 @@ class _AttemptRun:
         """Start the timeout of the attempt."""
         self.running_attempts.set_deadline(self.attempt, self.attempt.timeout)
 
-    def start_hook_timeout(self) -> None:
+    def start_late_hook_timeout(self) -> None:
         """Limit the time of a hook that is called after the attempt has timed out."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:

@@ -30,7 +30,7 @@ most 19 digits."""
 def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
     """Return the outcome of a snooze. The attempt does not count."""
     count = next_snooze_count(attempt.metadata_text)
-    attempt.merge_metadata(SNOOZE_COUNT_METADATA_KEY, str(count))
+    attempt.record_metadata(SNOOZE_COUNT_METADATA_KEY, str(count))
     return Outcome(
         event_kind=EventKind.JOB_SNOOZED,
         state=JobState.AVAILABLE if delay <= AVAILABLE_STATE_DELAY_MAX else JobState.SCHEDULED,

@@ -27,7 +27,7 @@ class MergeMetadataFunction(Protocol):
     ) -> Awaitable[None]: ...
 
 
-class _OutputCalls:
+class _UnfinishedSaveCalls:
     """The `save_output` calls of one attempt that have not ended."""
 
     __slots__ = ("call_count", "last_number", "lock", "newest_text", "stored_number")
@@ -47,11 +47,11 @@ class OutputSaver:
     ) -> None:
         """`on_saved` is called with each job whose output was stored."""
         self._merge_metadata, self._on_saved = merge_metadata, on_saved
-        self._calls_by_claim_key: dict[ClaimKey, _OutputCalls] = {}
+        self._calls_by_claim_key: dict[ClaimKey, _UnfinishedSaveCalls] = {}
 
     async def save_output(self, job: JobRow, key: ClaimKey, text: str) -> None:
         """Store an output, which is a JSON text. Raises the errors of `Job.save_output`."""
-        calls = self._calls_by_claim_key.setdefault(key, _OutputCalls())
+        calls = self._calls_by_claim_key.setdefault(key, _UnfinishedSaveCalls())
         calls.last_number += 1
         calls.newest_text, own_number = text, calls.last_number
         calls.call_count += 1

@@ -42,11 +42,11 @@ class PollGroup:
         woken at the same time, the poll comes earlier, by a random time."""
         return self._first_delay if is_woken_with_other_clients else self._delay
 
-    def start_waiting(self, queue: object, poll: Callable[[], None]) -> None:
+    def add_waiting_queue(self, queue: object, poll: Callable[[], None]) -> None:
         """Add a queue that waits for its next poll. `poll` is called when the group is polled."""
         self._waiting[queue] = poll
 
-    def stop_waiting(self, queue: object) -> None:
+    def remove_waiting_queue(self, queue: object) -> None:
         """Remove a queue that no longer waits for its next poll, because it is claimed now."""
         self._waiting.pop(queue, None)
 

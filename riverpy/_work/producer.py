@@ -23,8 +23,8 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.jobs import (
     job_claim,
-    job_get_claim_position,
     job_get_server_time,
+    job_lock_and_get_claim_position,
     job_lock_next,
 )
 from riverpy._work.claim_cursor import WHOLE_QUEUE_RANGE, ClaimCursor, QueuePosition, QueueRange
@@ -84,11 +84,11 @@ class Producer:
         running: RunningAttempts,
         completer: Completer,
         claimer: Claimer,
-        handle_failed_claim: Callable[[], None],
+        check_after_failed_claim: Callable[[], None],
     ) -> None:
         """`claimer` claims jobs of this queue together with jobs of other queues.
-        `handle_failed_claim` is called after a claim without an answer, because the server may have
-        claimed jobs."""
+        `check_after_failed_claim` is called after a claim without an answer, because the server may
+        have claimed jobs."""
         self.queue = queue
         self._counters = run.counters.counters_by_queue[queue]
         self._metric_emitter = run.metric_emitter
@@ -97,7 +97,7 @@ class Producer:
         self._claim_connection, self._heartbeat = run.connections.claims, run.heartbeat
         self._executor, self._running_attempts, self._completer = executor, running, completer
         self._subscriptions = run.client.subscriptions
-        self._claimer, self._handle_failed_claim = claimer, handle_failed_claim
+        self._claimer, self._check_after_failed_claim = claimer, check_after_failed_claim
         self._slot_count = self._free_slot_count = config.max_workers
         self._consecutive_empty_claims = 0
         self._last_claim_ended_at = 0.0
@@ -251,7 +251,7 @@ class Producer:
                 await self._heartbeat.wait_until_can_claim_jobs()
             # A stop cannot cancel the claim, so check for a stop before the claim.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            scope.expect_progress(within=self._turn_seconds_max)
+            scope.set_progress_deadline(within=self._turn_seconds_max)
             self._is_notified = False  # set this first: a notification during the claim must count
             started = time.monotonic()
             self._planned_claim_times.forget_past_times(started)
@@ -363,14 +363,14 @@ class Producer:
         except DATABASE_ERRORS as error:
             limit = self._shared_claim_limit
             if self._is_caused_by_outage(error) or not (
-                limit and self.unclaimable_jobs.record_failed_shared_claim(limit, error)
+                limit and self.unclaimable_jobs.record_failed_multi_queue_claim(limit, error)
             ):
                 raise
             self._record_failed_claim(error)
             return False
         except asyncio.CancelledError:  # the server may have claimed the jobs anyway
             if self._shared_claim_limit:
-                self._handle_failed_claim()
+                self._check_after_failed_claim()
             raise
         finally:
             self._ids_cancelled_during_claim = None
@@ -387,7 +387,7 @@ class Producer:
             or not self._completer.has_backlog_room
         ):
             return 0
-        scope.expect_progress(within=self._turn_seconds_max)
+        scope.set_progress_deadline(within=self._turn_seconds_max)
         self._is_notified = False  # a notification during the claim must count
         self._planned_claim_times.forget_past_times(time.monotonic())
         self._shared_claim_limit = min(self._count_jobs_to_claim(), self._claim_size_limit)
@@ -423,7 +423,7 @@ class Producer:
     def _record_failed_claim(self, error: Exception) -> None:
         """Count a failed claim. If it may have claimed jobs, let the reconciler find them later."""
         if not is_permanent_statement_error(error) and not is_server_statement_timeout(error):
-            self._handle_failed_claim()
+            self._check_after_failed_claim()
         self._counters.claim_failure_count += 1
 
     async def _claim_one_job(self, connection: Connection, retried_job_id: int | None) -> bool:
@@ -498,7 +498,7 @@ class Producer:
             rows = await claim
             self._start_claimed_jobs(rows, self._ids_cancelled_during_claim)
         except asyncio.CancelledError:  # the server may have claimed the jobs anyway
-            self._handle_failed_claim()
+            self._check_after_failed_claim()
             raise
         finally:
             self._ids_cancelled_during_claim = None
@@ -532,7 +532,7 @@ class Producer:
         async with connection.transaction():
             if job_id is not None:
                 self._claiming_job_id = job_id
-                place = await job_get_claim_position(
+                place = await job_lock_and_get_claim_position(
                     connection, self._schema, job_id, queue=self.queue
                 )
             else:
@@ -575,7 +575,7 @@ class Producer:
             is_woken_with_other_clients=self._is_woken_with_other_clients
         )
         self._is_poll_due = False
-        self._poll_group.start_waiting(self, self._wake_for_group_poll)
+        self._poll_group.add_waiting_queue(self, self._wake_for_group_poll)
         try:
             while not self._is_notified:
                 self._wakeup.clear()
@@ -592,7 +592,7 @@ class Producer:
                     self._poll_group.poll_waiting_queues()
                 return
         finally:
-            self._poll_group.stop_waiting(self)
+            self._poll_group.remove_waiting_queue(self)
 
     def _wake_for_group_poll(self) -> None:
         """Wake the producer for a claim, because another queue of the poll group is polled."""

@@ -31,7 +31,7 @@ class ProgressReports:
             is_first = not self._text_by_claim_key
             self._text_by_claim_key[claim_key] = text
         if is_first:
-            self._call_wake_writer()
+            self._wake_writer_if_set()
 
     def take_reports(self) -> dict[ClaimKey, str]:
         """Remove and return all reports."""
@@ -49,9 +49,9 @@ class ProgressReports:
             self._text_by_claim_key = kept | self._text_by_claim_key
             is_any = bool(self._text_by_claim_key)
         if is_any:
-            self._call_wake_writer()
+            self._wake_writer_if_set()
 
-    def _call_wake_writer(self) -> None:
+    def _wake_writer_if_set(self) -> None:
         wake = self.wake_writer
         if wake is not None:
             wake()

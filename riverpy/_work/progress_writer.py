@@ -58,7 +58,7 @@ class ProgressWriter:
             while True:
                 scope.clear_progress_deadline()
                 await wakeup.wait()
-                scope.expect_progress(within=PROGRESS_WRITE_TIMEOUT + PROGRESS_WRITE_INTERVAL)
+                scope.set_progress_deadline(within=PROGRESS_WRITE_TIMEOUT + PROGRESS_WRITE_INTERVAL)
                 wakeup.clear()
                 await self._write_reports()
                 await anyio.sleep(PROGRESS_WRITE_INTERVAL)

@@ -27,7 +27,7 @@ from riverpy._log_events import (
     RECONCILIATION_FAILED,
 )
 from riverpy._postgres import jobs, queues
-from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
+from riverpy._postgres.batch_sender import AdaptiveBatchSize, BatchSender, BatchStatement
 from riverpy._postgres.damaged_jobs import DamagedJobTracker
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.job_maintenance import JobRescue, job_list_running_of_clients, job_rescue
@@ -158,7 +158,7 @@ class Reconciler:
         queue of a row."""
         sender = BatchSender[RowT](
             BatchStatement(send_rows, get_row_id=lambda row: row),
-            batch_size=BatchSize(ROWS_PER_STATEMENT_MAX, STATEMENT_TIMEOUT),
+            batch_size=AdaptiveBatchSize(ROWS_PER_STATEMENT_MAX, STATEMENT_TIMEOUT),
             # No limit here: the client's jobs and queues are limited.
             skipped_rows=SkippedRows(),
             on_row_skipped=lambda row, error: self._log_failed_row(purpose, get_name(row), error),
@@ -198,7 +198,7 @@ class Reconciler:
         self._schedule_lost_claim_check()
         self._wake_producers()
 
-    def handle_failed_claim(self) -> None:
+    def schedule_check_after_failed_claim(self) -> None:
         """Check for lost claims, because a claim without an answer may have claimed jobs."""
         self.has_unanswered_claim = True
         self._schedule_lost_claim_check()
@@ -223,7 +223,7 @@ class Reconciler:
             if not is_done:
                 interval = RECONCILE_RETRY_DELAY
             wait = min(interval, max(self._next_claim_check_at - time.monotonic(), 0.0))
-            scope.expect_progress(within=wait + RECONCILE_TIMEOUT)
+            scope.set_progress_deadline(within=wait + RECONCILE_TIMEOUT)
             with anyio.move_on_after(wait):
                 await self._wakeup.wait()
             if self._wakeup.is_set():  # wait, so that several reconnects cause one check
@@ -271,7 +271,7 @@ class Reconciler:
                 self._queues_changed_by_notification.add(name)
                 producer.set_paused(paused)
 
-    async def prepare_added_queue(self, queue: str) -> None:
+    async def write_added_queue_row(self, queue: str) -> None:
         """Write the row of a queue that was added, and pause its producer if the queue is paused.
 
         Raises:
@@ -310,7 +310,7 @@ class Reconciler:
         is_done = await self._queue_update_sender.send_all_due_rows(RECONCILE_STEP_TIMEOUT)
         failing = len(self._queue_update_sender.skipped_rows)
         if is_done and not failing:
-            self._apply_paused_queues(self._paused_queues)
+            self._pause_and_resume_queues(self._paused_queues)
         elif failing == len(self._producers) and self._queue_update_error is not None:
             raise self._queue_update_error
         else:
@@ -326,6 +326,7 @@ class Reconciler:
         self._paused_queues.update(name for name, paused in rows.items() if paused)
 
     async def _check_paused_queues(self) -> None:
+        """Read which queues are paused. Every ten minutes, also update the rows of the queues."""
         if time.monotonic() >= self._next_queue_update_at:
             await self._update_queue_rows()
         else:
@@ -340,12 +341,10 @@ class Reconciler:
         async with self._reserved_connection.acquire(
             "reading pauses", RESERVED_CONNECTION_STATEMENT_TIMEOUT
         ) as connection:
-            paused = await queues.queue_filter_paused(
-                connection, self._schema, list(self._producers)
-            )
-        self._apply_paused_queues(paused)
+            paused = await queues.queue_find_paused(connection, self._schema, list(self._producers))
+        self._pause_and_resume_queues(paused)
 
-    def _apply_paused_queues(self, paused_queues: set[str]) -> None:
+    def _pause_and_resume_queues(self, paused_queues: set[str]) -> None:
         """Pause and resume queues after the paused queues were read. If a notification about a
         queue arrived during the read, the queue is not changed, because the notification is
         newer."""
@@ -392,6 +391,7 @@ class Reconciler:
         ) as connection:
 
             async def read(skipped: list[int]) -> list[ClaimKey]:
+                """Read the claim keys of the jobs that this client has claimed long enough ago."""
                 return await jobs.job_list_claimed_by_client(
                     connection,
                     self._schema,
@@ -462,6 +462,7 @@ class Reconciler:
         ) as connection:
 
             async def read(skipped: list[int]) -> list[RunningAttempt]:
+                """Read the next page of running jobs of this client."""
                 return await job_list_running_of_clients(
                     connection,
                     self._schema,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
+from riverpy._postgres.batch_sender import AdaptiveBatchSize, BatchSender, BatchStatement
 from riverpy._postgres.driver import DATABASE_ERRORS, connect, use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, job_release
 from riverpy._postgres.skipped_rows import SkippedRows
@@ -55,7 +55,7 @@ async def release_claims(
 
     sender = BatchSender(
         BatchStatement(send_batch, get_row_id=lambda claim_key: claim_key),
-        batch_size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
+        batch_size=AdaptiveBatchSize(len(claim_keys), RELEASE_TIMEOUT),
         skipped_rows=SkippedRows[ClaimKey](),
     )
     sender.add_missing_rows(claim_keys)

@@ -149,7 +149,7 @@ class ClientRun:
         self._domain_membership = self._make_domain_membership()
         self._election_manager = ElectionManager(context, Timer()) if config.candidate else None
         self._leader_watch = self._make_leader_watch()
-        self._fleet_publisher = context.make_fleet_publisher()
+        self._fleet_publisher = context.make_fleet_event_publisher()
         self._notifier = None if config.poll_only else self._make_notifier()
         self._summary_logger = JobSummaryLogger(context.counters, self.stats, client.id)
         self._job_count_writer = JobCountWriter(context)
@@ -171,8 +171,8 @@ class ClientRun:
         if LEASE_REPORTS_MIGRATION not in self._riverpy_schema_versions:
             return None
         leases, elections = self._client.leases, self._election_manager
-        names = [] if elections is None else elections.standby_names
-        return LeaseReport.make([*leases.standby_names, *names], leases.reported_lags)
+        names = [] if elections is None else elections.standby_lease_names
+        return LeaseReport.make([*leases.standby_lease_names, *names], leases.reported_lags)
 
     def _make_queue_manager(self) -> RunQueueManager:
         return RunQueueManager(
@@ -180,8 +180,8 @@ class ClientRun:
             self._make_producer,
             self.running_attempts,
             self._completer,
-            prepare=self._prepare_added_queue,
-            on_changed=self._handle_changed_queues,
+            prepare=self._claim_and_write_added_queue,
+            on_changed=self._report_changed_queues,
             on_removed=self._forget_removed_queue,
         )
 
@@ -194,7 +194,7 @@ class ClientRun:
             running=self.running_attempts,
             completer=self._completer,
             claimer=self._claimer,
-            handle_failed_claim=lambda: self._reconciler.handle_failed_claim(),
+            check_after_failed_claim=lambda: self._reconciler.schedule_check_after_failed_claim(),
         )
 
     def _make_domain_membership(self) -> DomainMembership | None:
@@ -232,11 +232,11 @@ class ClientRun:
             probe_interval_min=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
         )
-        self._client.listener.use_run_notifier(notifier)
+        self._client.listener.use_notifier_of_working_client(notifier)
         notifier.subscribe("river_insert", self._receive_insert_notification)
         notifier.subscribe("river_control", self._receive_control_notification)
         notifier.subscribe(RIVERPY_EVENT_TOPIC, self._receive_riverpy_notification)
-        notifier.subscribe(LEASE_TOPIC, self._client.leases.handle_notification)
+        notifier.subscribe(LEASE_TOPIC, self._client.leases.receive_notification)
         self._fleet_publisher.subscribe_to(notifier)
         if self._election_manager is not None:
             for topic, receive in self._election_manager.notification_handler_by_topic.items():
@@ -270,7 +270,7 @@ class ClientRun:
         if message.action == PERIODIC_CHANGED_ACTION:
             self._client.periodic_jobs.wake()
         elif message.action == OWNERSHIP_CHANGED_ACTION and self._election_manager is not None:
-            self._election_manager.handle_queue_owner_change()
+            self._election_manager.reread_queue_owners()
         elif message.action == JOBS_DUE_ACTION:
             for seconds in message.seconds:
                 self._schedule_claim(message.queue, seconds)
@@ -285,13 +285,13 @@ class ClientRun:
         if queue in self.producers:
             self.producers[queue].schedule_claim(delay)
 
-    async def _prepare_added_queue(self, name: str) -> None:
+    async def _claim_and_write_added_queue(self, name: str) -> None:
         """Claim an added queue for the leader domain, and read whether it is paused."""
         if self._domain_membership is not None:
             await self._domain_membership.claim_added_queue(name)
-        await self._reconciler.prepare_added_queue(name)
+        await self._reconciler.write_added_queue_row(name)
 
-    def _handle_changed_queues(self) -> None:
+    def _report_changed_queues(self) -> None:
         """Update what the client reports after its queues or slots have changed."""
         self._registration.queues[:] = self._client.queues
         self._completer.set_slot_count(sum(self._client.slots_per_queue.values()))
@@ -317,7 +317,7 @@ class ClientRun:
         return [
             *make_skipped_row_reports("claim", self.queues.skipped_jobs),
             *make_skipped_row_reports(
-                "result", self._completer.skipped_results, lambda attempt: attempt.id
+                "result", self._completer.results_to_retry, lambda attempt: attempt.id
             ),
             *self._reconciler.skipped_rows,
             *([] if self._election_manager is None else self._election_manager.skipped_rows),
@@ -350,7 +350,7 @@ class ClientRun:
             connections=connections,
             outages=self._connections.outage_tracker.outage_count,
             backlog=len(self._completer.unstored_attempts),
-            results_set_aside=tuple(entry.row.id for entry in self._completer.skipped_results),
+            results_set_aside=tuple(entry.row.id for entry in self._completer.results_to_retry),
             results_refused=counters.refused_result_count,
             dropped_events=client.subscriptions.dropped_item_count,
             heartbeat_age=self._heartbeat.seconds_since_last_heartbeat,
@@ -385,8 +385,8 @@ class ClientRun:
         if self._election_manager is None:
             IgnoredPeriodicJobsLog(self._client.periodic_jobs).start()
         try:
-            with self.until_stop_requested():
-                await self._job_executor.check_process_functions_importable()
+            with self.cancelling_at_stop_request():
+                await self._job_executor.check_functions_importable_in_child()
                 await self._open_connections()
             async with (
                 self._completer.storing_results(self._stop_timeouts.wait_until_results_stored),
@@ -394,7 +394,7 @@ class ClientRun:
                 ServiceGroup() as services,
             ):
                 self._groups.append(services)
-                with self.until_stop_requested():
+                with self.cancelling_at_stop_request():
                     await self._start_services(services)
                 try:
                     await self._run_until_stopped(task_status, drain=drain)
@@ -409,7 +409,7 @@ class ClientRun:
         finally:
             self.queues.end_removal_waits()
             self._job_executor.close()
-            self._heartbeat.forget_registered_run()
+            self._heartbeat.record_run_end()
             await self._connections.close()
             self.state = "stopped"
 
@@ -419,10 +419,10 @@ class ClientRun:
         await reserved.open()
         async with reserved.acquire("checking the schema", CONNECT_TIMEOUT) as connection:
             state = await check_schema(connection, schema, url=url)
-        self._run_context.expect_needed_migrations(state)
+        self._run_context.require_needed_migrations(state)
         warn_of_missing_features(state, schema, url=url)
         self._riverpy_schema_versions = frozenset(state.applied_versions(RIVERPY_MIGRATION_LINE))
-        await self._singleton_runners.prepare()
+        await self._singleton_runners.create_runners()
         await self._connections.claims.open()
         await self._connections.results.open()
 
@@ -466,7 +466,7 @@ class ClientRun:
         elections = () if self._election_manager is None else self._election_manager.elections
         async with ServiceGroup() as claiming:
             self._groups.append(claiming)
-            with self.until_stop_requested():
+            with self.cancelling_at_stop_request():
                 await self.queues.start_producers(claiming)
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
@@ -477,7 +477,7 @@ class ClientRun:
                 self.queues.accept_queue_changes(claiming)
             task_status.started()
             if drain:
-                with self.until_stop_requested():
+                with self.cancelling_at_stop_request():
                     while True:
                         if await self._are_queues_empty():
                             break
@@ -509,7 +509,7 @@ class ClientRun:
             self._status_reporter.report_stopping()
 
     @contextmanager
-    def until_stop_requested(self) -> Generator[None]:
+    def cancelling_at_stop_request(self) -> Generator[None]:
         """Return a context manager whose `with` block is cancelled by a stop request."""
         with anyio.CancelScope() as self._scope_cancelled_at_stop:
             if self._stop_requested.is_set():
@@ -579,7 +579,7 @@ class ClientRun:
         """Return how many seconds maintenance and singletons may take to end."""
         if self.running_attempts.is_run_cancelled or not self._stop_timeouts.is_stop_requested:
             return MAINTENANCE_STOP_TIMEOUT_MIN
-        return max(self._stop_timeouts.seconds_left(), MAINTENANCE_STOP_TIMEOUT_MIN)
+        return max(self._stop_timeouts.stop_seconds_left(), MAINTENANCE_STOP_TIMEOUT_MIN)
 
     async def _report_stop_and_delete_client_row(self) -> StopReport:
         report = StopReport(

@@ -17,7 +17,7 @@ from riverpy._postgres.connector import Connector
 from riverpy._postgres.schema import (
     DOMAINS_MIGRATION,
     LEASE_REPORTS_MIGRATION,
-    expect_migration_version,
+    require_migration_version,
 )
 from riverpy._version import VERSION
 
@@ -116,7 +116,7 @@ class RunConnections:
             on_reconnected=on_reconnected,
         )
 
-    def make_fleet_connection(self) -> DedicatedConnection:
+    def make_fleet_event_connection(self) -> DedicatedConnection:
         """Return a connection that sends the events of this client to other clients. It is not in
         `all_connections`, because it is open only while another client follows the events."""
         return DedicatedConnection(
@@ -162,7 +162,7 @@ class RunContext:
         """The schema of River's tables; None means that the search path decides."""
         return self.client.config.schema
 
-    def expect_needed_migrations(self, state: SchemaState) -> None:
+    def require_needed_migrations(self, state: SchemaState) -> None:
         """Check that the migrations which the client's settings need are applied.
 
         Raises:
@@ -173,14 +173,14 @@ class RunContext:
             (self.config.spread_leases, LEASE_REPORTS_MIGRATION),
         ):
             if is_needed:
-                expect_migration_version(state, needed_version, self.schema, url=self.client.url)
+                require_migration_version(state, needed_version, self.schema, url=self.client.url)
 
-    def make_fleet_publisher(self) -> FleetPublisher:
+    def make_fleet_event_publisher(self) -> FleetPublisher:
         """Return the service that sends the events of this client to the clients that follow it."""
         return FleetPublisher(
             self.client.id,
             self.client.subscriptions,
-            self.connections.make_fleet_connection,
+            self.connections.make_fleet_event_connection,
             self.schema,
         )
 

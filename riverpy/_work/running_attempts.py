@@ -91,7 +91,7 @@ class RunningAttempts:
         attempt.task = None  # avoids a reference cycle between the attempt and its coroutine
         self._attempts.discard(attempt)
         self._on_attempt_end(attempt)
-        if not self.stuck_attempts or self._remove_stuck_attempt(attempt):
+        if not self.stuck_attempts or self._remove_ended_stuck_attempt(attempt):
             attempt.release_slot()
         if not self._attempts:
             self._all_attempts_ended.set()
@@ -200,7 +200,7 @@ class RunningAttempts:
         delay = max(deadline - time.monotonic(), DEADLINE_CHECK_INTERVAL_MIN)
         loop = asyncio.get_running_loop()
         self._deadline_timer = loop.call_later(
-            delay, self._handle_passed_deadlines, context=self._context
+            delay, self._cancel_attempts_after_deadline, context=self._context
         )
         self._next_deadline_check_at = deadline
 
@@ -209,7 +209,7 @@ class RunningAttempts:
             self._deadline_timer.cancel()
         self._deadline_timer, self._next_deadline_check_at = None, math.inf
 
-    def _handle_passed_deadlines(self) -> None:
+    def _cancel_attempts_after_deadline(self) -> None:
         """Cancel each attempt whose deadline has passed. If it was already cancelled, handle it as
         stuck."""
         self._deadline_timer, self._next_deadline_check_at = None, math.inf
@@ -227,7 +227,7 @@ class RunningAttempts:
             first = min(first, attempt.deadline)
         self.schedule_deadline_check(first)
         for attempt in stuck:
-            self._handle_stuck_attempt(attempt, now)
+            self._report_stuck_attempt(attempt, now)
 
     def _extra_seconds_after_deadline(self, attempt: Attempt, now: float) -> float:
         """Return how many seconds an attempt may still run after its deadline.
@@ -241,7 +241,7 @@ class RunningAttempts:
         left = attempt.started_at + attempt.timeout - now
         return left if attempt.stop_cause is None and left > DEADLINE_CHECK_INTERVAL_MIN else 0.0
 
-    def _handle_stuck_attempt(self, attempt: Attempt, now: float) -> None:
+    def _report_stuck_attempt(self, attempt: Attempt, now: float) -> None:
         """Call the user's handler for a stuck attempt, and log the attempt. If the handler returns
         True, free the slot of the attempt."""
         running = timedelta(seconds=now - attempt.started_at)
@@ -267,7 +267,7 @@ class RunningAttempts:
         if gives_slot:
             attempt.release_slot()
 
-    def _remove_stuck_attempt(self, attempt: Attempt) -> bool:
+    def _remove_ended_stuck_attempt(self, attempt: Attempt) -> bool:
         """Remove an attempt that has ended from `stuck_attempts`. Return whether the attempt still
         has its slot."""
         keeps_slot = self.stuck_attempts.pop(attempt, None)

@@ -50,7 +50,7 @@ class AttemptWithSteps(Protocol):
         """The metadata of the job as JSON text, from the time of the claim."""
         ...
 
-    def merge_metadata(self, key: str, json_text: str) -> None:
+    def record_metadata(self, key: str, json_text: str) -> None:
         """Set a key of the metadata to a JSON text. It is stored when the attempt ends."""
 
     def remove_metadata_update(self, key: str) -> None:
@@ -241,7 +241,7 @@ class AttemptStepRunner:
             )
         self._kept_results[name] = text
         kept = encode_json_object(self._kept_results)
-        self._attempt.merge_metadata(KEPT_RESULTS_METADATA_KEY, kept)
+        self._attempt.record_metadata(KEPT_RESULTS_METADATA_KEY, kept)
         await self._store_step_progress(
             {KEPT_RESULTS_METADATA_KEY: kept}, timeout=STEP_PROGRESS_STORE_TIMEOUT
         )
@@ -347,7 +347,7 @@ class AttemptStepRunner:
         """Add the progress of the steps to the metadata that is stored when the attempt ends. Call
         this if the job is not completed."""
         for key, text in self._make_step_metadata().items():
-            self._attempt.merge_metadata(key, text)
+            self._attempt.record_metadata(key, text)
 
     def forget_error(self) -> None:
         """Delete the error of the failed step, because the frames of the error refer to this

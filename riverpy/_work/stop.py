@@ -69,9 +69,9 @@ class StopTimeouts:
 
     def seconds_left_for_cancelled_jobs(self) -> float:
         """Return how many seconds cancelled jobs may take to end."""
-        return max(self.seconds_left() - self._hard_timeout * RESULT_STORING_TIME_SHARE, 0.0)
+        return max(self.stop_seconds_left() - self._hard_timeout * RESULT_STORING_TIME_SHARE, 0.0)
 
-    def seconds_left(self) -> float:
+    def stop_seconds_left(self) -> float:
         """Return the seconds until the end of the stop. If the stop has no deadline yet, the hard
         stop timeout starts now."""
         if self._stop_deadline == math.inf:
@@ -82,7 +82,7 @@ class StopTimeouts:
         """Wait until `all_stored` is set or the deadline of the stop has passed. A cancellation of
         the caller does not end the wait."""
         minimum = min(self._hard_timeout * RESULT_STORING_TIME_SHARE, RESULT_STORING_TIME_MIN)
-        until = anyio.current_time() + max(self.seconds_left(), minimum)
+        until = anyio.current_time() + max(self.stop_seconds_left(), minimum)
         with anyio.CancelScope(shield=True, deadline=until) as self._result_storing_scope:
             await all_stored.wait()
         self._result_storing_scope = None

@@ -10,7 +10,7 @@ from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, StreamGroup, check_stream_size
 from riverpy._work.attempt_events import (
     make_attempt_end_event,
-    make_attempt_end_message,
+    make_attempt_end_message_for_clients,
     make_job_ended_by_leader_message,
     make_queue_or_lease_message,
     make_running_job_message,
@@ -97,7 +97,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         if self.fleet_outbox is not None:
             for attempt in attempts:
                 kind = attempt.event_kind
-                make_message = partial(make_attempt_end_message, kind, attempt)
+                make_message = partial(make_attempt_end_message_for_clients, kind, attempt)
                 self.fleet_outbox.add_job_event(kind, attempt, make_message)
         if not self._open_streams:
             return
@@ -154,7 +154,9 @@ class SubscriptionManager(StreamGroup[Subscription]):
         """Whether a client follows the events of this client."""
         return self.fleet_outbox is not None
 
-    def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
+    def publish_jobs_ended_by_leader(
+        self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]
+    ) -> None:
         """Send an event to the clients that follow this client for each job that it has ended as
         the leader."""
         if self.fleet_outbox is None:
@@ -168,7 +170,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
                 kind, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id
             )
 
-    def count_dropped_events(self, count: int) -> None:
+    def add_dropped_events(self, count: int) -> None:
         """Count events that were dropped instead of sent to the clients that follow this client."""
         if self.fleet_outbox is not None:
             self.fleet_outbox.dropped_count += count

@@ -57,7 +57,7 @@ class JobSummaryLogger:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_failures)
             while True:
-                scope.expect_progress(within=SUMMARY_INTERVAL)
+                scope.set_progress_deadline(within=SUMMARY_INTERVAL)
                 await anyio.sleep(SUMMARY_INTERVAL)
                 self._log_ended_jobs()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from riverpy._log_events import CLAIM_SIZE_REDUCED, JOB_CLAIM_FAILED
 from riverpy._postgres.batch_sender import (
     FAILED_BATCHES_BEFORE_RETRY_OF_SKIPPED_ROWS,
-    BatchSize,
+    AdaptiveBatchSize,
     ErrorCause,
     RepeatedErrorDetector,
     find_error_cause,
@@ -35,7 +35,7 @@ class UnclaimableJobs:
     def __init__(self, jobs_per_claim_limit: int, claim_timeout: float, log: Any) -> None:
         """`jobs_per_claim_limit` is the maximum number of jobs in a claim. `claim_timeout` is the
         timeout of a claim in seconds."""
-        self._claim_batch_size = BatchSize(jobs_per_claim_limit, claim_timeout)
+        self._claim_batch_size = AdaptiveBatchSize(jobs_per_claim_limit, claim_timeout)
         self._suspect_job_count = 0
         """After a failed claim from several queues: how many of the next jobs of this queue may
         include the job that made the claim fail. That job may also be in another queue."""
@@ -59,7 +59,9 @@ class UnclaimableJobs:
         """Whether a job may make the next claim from this queue fail, or claims have to skip
         jobs."""
         return bool(
-            self._skipped_jobs or self._suspect_job_count or not self._claim_batch_size.is_full
+            self._skipped_jobs
+            or self._suspect_job_count
+            or not self._claim_batch_size.is_at_maximum
         )
 
     @property
@@ -117,11 +119,11 @@ class UnclaimableJobs:
         self._skipped_jobs.remove_row(job_id)
         self._skipped_jobs.make_all_rows_due()
 
-    def record_failed_shared_claim(self, limit: int, error: Exception) -> bool:
+    def record_failed_multi_queue_claim(self, limit: int, error: Exception) -> bool:
         """Record a failed claim from several queues that requested `limit` jobs of this queue.
         Return whether to claim again at once, from this queue alone."""
         self._consecutive_failed_claims += 1
-        if not self._error_detector.record_and_check_row_error(error):
+        if not self._error_detector.record_and_check_if_caused_by_row(error):
             return False
         self._suspect_job_count = limit
         return True
@@ -133,7 +135,7 @@ class UnclaimableJobs:
         the id of its only job. None: the claim was for several jobs, or the id was not read. Return
         whether to claim again at once."""
         self._consecutive_failed_claims += job_id is None or job_id not in self._skipped_jobs
-        if not self._error_detector.record_and_check_row_error(error):
+        if not self._error_detector.record_and_check_if_caused_by_row(error):
             return False
         if job_id is not None:
             return self._skip_job(job_id, error, seconds)

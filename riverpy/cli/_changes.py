@@ -112,7 +112,7 @@ def change_items(
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-def _is_row_change_refused(error: Exception) -> bool:
+def _is_error_of_one_row(error: Exception) -> bool:
     """Return whether an error affects only one row, for example an error that a trigger raised.
     Errors of class 42, such as a missing permission or table, affect all rows."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
@@ -135,7 +135,7 @@ async def _change_item(
     except (JobDamagedError, JobRunningError, NotFoundError, UniqueConflictError) as error:
         return ItemChangeResult(ACTION_FAILED, str(error))
     except DATABASE_ERRORS as error:
-        if not _is_row_change_refused(error):
+        if not _is_error_of_one_row(error):
             raise
         message = f"{noun} {item} cannot be changed: {error_to_one_line(error)}"
         return ItemChangeResult(ACTION_FAILED, message)

@@ -50,7 +50,7 @@ class CommandConnection(NamedTuple):
         applied."""
         return version in self.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
 
-    def expect_riverpy_migration(self, version: int, missing_tables: str) -> None:
+    def require_riverpy_migration(self, version: int, missing_tables: str) -> None:
         """Check that this version of the migration line `riverpy` (riverpy's own tables) is
         applied. `missing_tables` describes the tables in the error text, such as "table of leases".
 

@@ -26,7 +26,7 @@ DASHBOARD_POOL_SIZE = 4
 """The number of connections in the pool of a client that only the dashboard uses."""
 
 
-def expect_web_packages(command: str) -> None:
+def require_web_packages(command: str) -> None:
     """Check that the packages which the dashboard needs are installed. Raise CommandError if
     not."""
     try:

@@ -177,6 +177,7 @@ async def _run_batches(client: Client, change: _BatchChange, count: int) -> None
         with watcher.watch_signals(), _show_progress(change.verb, count) as show:
 
             def handle_progress(changes: JobChanges) -> None:
+                """Show the changes so far, and raise an error if a stop was requested."""
                 nonlocal last
                 last = changes
                 show(changes)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 
-class _JobLogEntry(msgspec.Struct):
+class _StoredAttemptLog(msgspec.Struct):
     attempt: int
     log: str
 
@@ -25,7 +25,10 @@ class _JobLogEntry(msgspec.Struct):
 def decode_job_log(job: JobRow) -> list[msgspec.Raw]:
     """Return the entries of the stored log of a job, one for each attempt, as JSON. The oldest
     entry is first."""
-    return [msgspec.Raw(entry) for entry in decode_log_entries(job.columns()[JobColumn.METADATA])]
+    return [
+        msgspec.Raw(entry)
+        for entry in decode_log_entries(job.get_encoded_values()[JobColumn.METADATA])
+    ]
 
 
 def print_job_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
@@ -36,7 +39,7 @@ def print_job_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
     for number, raw in enumerate(entries):
         text = bytes(raw).decode()
         try:
-            entry = msgspec.json.decode(raw, type=_JobLogEntry)
+            entry = msgspec.json.decode(raw, type=_StoredAttemptLog)
         except (msgspec.DecodeError, RecursionError):
             lines = [f"entry {number + 1} is not in River's form:", text]
         else:

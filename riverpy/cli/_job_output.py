@@ -16,7 +16,7 @@ from riverpy._attempt_errors import (
 from riverpy._tools.text import format_seconds
 from riverpy.cli._job_log import shorten_log_in_metadata
 from riverpy.cli._output import make_printable, print_table, print_text
-from riverpy.job import JobColumn, get_stored_state
+from riverpy.job import JobColumn, get_raw_state
 from riverpy.progress import JobProgress
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ def job_to_json_object(job: JobRow) -> dict[str, object]:
     left: scheduled, running, retryable, pending, discarded, completed, cancelled, available. If a
     bit is 1, the key is unique among the jobs in that state.
     """
-    columns = job.columns()
+    columns = job.get_encoded_values()
     mask: int | None = columns[JobColumn.UNIQUE_STATES]
     return {
         "id": job.id,
         "kind": job.kind,
         "queue": job.queue,
-        "state": get_stored_state(job),
+        "state": get_raw_state(job),
         "priority": job.priority,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
@@ -128,7 +128,7 @@ def print_job_table(jobs: Sequence[JobRow]) -> None:
                 job.id,
                 job.kind,
                 job.queue,
-                get_stored_state(job),
+                get_raw_state(job),
                 f"{job.attempt}/{job.max_attempts}",
                 job.priority,
                 _format_cell(job.scheduled_at),

@@ -137,6 +137,7 @@ def _find_faults_of_combinations(
     }
 
     def name_setting(field: str) -> str:
+        """Return the name of a setting and where its value comes from, for an error text."""
         source = given[field].source if field in given else _CLIENT_SOURCE
         return f"{field.replace('_', '-')} (from {source})"
 

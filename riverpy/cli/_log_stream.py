@@ -145,7 +145,7 @@ class LogStream:
                 if may_block:  # another process made the descriptor non-blocking
                     select.select([], [self._descriptor], [])
             except OSError as error:
-                self._handle_write_error(error)
+                self._drop_lines_after_write_error(error)
                 continue
             self._unwritten_bytes -= length
             if length < len(data):
@@ -155,7 +155,7 @@ class LogStream:
         self._unwritten_bytes = 0  # other threads also change this number, so it may be inexact
         return True
 
-    def _handle_write_error(self, error: OSError) -> None:
+    def _drop_lines_after_write_error(self, error: OSError) -> None:
         """Handle an error of a write. If the reader has ended, drop all lines, otherwise drop the
         line that failed."""
         if error.errno not in _READER_ENDED_ERRNOS:

@@ -13,9 +13,9 @@ import anyio
 import click
 
 from riverpy._tools.health.systemd import SystemdNotifier
-from riverpy._tools.processes.slot import ExitRules
+from riverpy._tools.processes.slot import RestartRules
 from riverpy._tools.processes.supervisor import WorkerSupervisor
-from riverpy._tools.processes.worker_process import WorkerCommand
+from riverpy._tools.processes.worker_process import WorkerStartCommand
 from riverpy.cli._run import (
     COMMAND_ARGUMENTS_KEY,
     EXIT_LIMIT_REACHED,
@@ -57,7 +57,7 @@ def run_worker_processes(
             exit_code=EXIT_USAGE_ERROR,
         )
     meta = click.get_current_context().find_root().meta
-    command = WorkerCommand(
+    command = WorkerStartCommand(
         program=[get_executable(), "-P", str(_START_SCRIPT)],
         arguments=(meta.get(MAIN_MODULE_KEY, "riverpy.cli"), *meta[COMMAND_ARGUMENTS_KEY]),
         environ={
@@ -69,7 +69,7 @@ def run_worker_processes(
     supervisor = WorkerSupervisor(
         command,
         count,
-        ExitRules(
+        RestartRules(
             limit_exit_code=EXIT_LIMIT_REACHED,
             should_drain=should_drain,
             watchdog_timeout=systemd.watchdog_timeout,

@@ -26,9 +26,9 @@ import msgspec
 
 from riverpy._dsn import (
     PG_VARIABLES,
+    database_address_from_url,
     make_pg_variables_url,
     mask_passwords,
-    server_from_url,
     url_for_display,
 )
 from riverpy._duration import format_duration, parse_duration
@@ -136,7 +136,7 @@ class SettingValue(msgspec.Struct, Generic[T], frozen=True):
         return None if self.value is msgspec.UNSET else self.value
 
 
-def _parse_age(text: str) -> timedelta:
+def _parse_max_worker_age(text: str) -> timedelta:
     """Parse the maximum age of a worker process. The minimum is 1 s, so that a worker has time to
     work."""
     duration = parse_duration(text)
@@ -239,7 +239,7 @@ MAX_JOBS = Setting(
 )
 MAX_AGE = Setting(
     "max-age",
-    ParsedType("duration", _parse_age),
+    ParsedType("duration", _parse_max_worker_age),
     "Stop after about this time, as at SIGTERM, and exit with 10. Default: no limit.",
     metavar="DURATION",
     default="no limit",
@@ -417,7 +417,7 @@ class SettingSources:
             source = ", ".join(given)
             url = make_pg_variables_url(self._environ)
             try:
-                server_from_url(url, self._environ)
+                database_address_from_url(url, self._environ)
             except ValueError as error:
                 raise SettingsError(mask_passwords(f"{source}: {error}")) from None
             return SettingValue(_parse_value(setting, url, source), source)

@@ -241,7 +241,7 @@ class StopSignalHandler:
             self._send_byte(signal_number)
         # Some C code, such as `re`, runs signal handlers but keeps the GIL, so the thread cannot
         # run. Then only this handler can count the signals and end the process.
-        self._handle_received_bytes()
+        self._stop_or_forward_received_signals()
         if _can_start_hard_stop(signal_number) and next(self._handler_calls) > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
         self._send_byte(_WAKE_THREAD_BYTE)
@@ -259,11 +259,11 @@ class StopSignalHandler:
                     self._force_exit()
                 else:
                     selector.select(min(left, _SELECTOR_TIMEOUT_MAX))
-                    self._handle_received_bytes()
+                    self._stop_or_forward_received_signals()
         self._reader.close()
         self._writer.close()
 
-    def _handle_received_bytes(self) -> None:
+    def _stop_or_forward_received_signals(self) -> None:
         """Handle all received signals and requests. Both the thread and the signal handler call
         this."""
         while True:

@@ -35,13 +35,13 @@ class SupervisorConnection:
 
     def __init__(self, stop_pipe: int, health_socket: int, number: int) -> None:
         # Import these here, because a worker without a supervisor does not need them.
-        from riverpy._tools.health.private_connections import PrivateConnectionListener
+        from riverpy._tools.health.private_connections import SupervisorConnectionListener
         from riverpy._tools.processes.worker_process import HARD_STOP_MESSAGE
 
         for descriptor in (stop_pipe, health_socket):
             os.set_inheritable(descriptor, False)
         self.number = number
-        self.health_listener = PrivateConnectionListener(socket.socket(fileno=health_socket))
+        self.health_listener = SupervisorConnectionListener(socket.socket(fileno=health_socket))
         self.soft_stop: Callable[[], object] = _terminate_this_process
         """Starts a soft stop if no stop has started yet. A thread calls it."""
         self.hard_stop: Callable[[], object] = _terminate_this_process

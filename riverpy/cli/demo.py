@@ -24,8 +24,8 @@ from riverpy.cli._dashboard_server import (
     DASHBOARD_POOL_SIZE,
     DASHBOARD_PORT_DEFAULT,
     DashboardServer,
-    expect_web_packages,
     is_port_free,
+    require_web_packages,
 )
 from riverpy.cli._embedded import start_embedded_server
 from riverpy.cli._logging import configure_logging
@@ -109,7 +109,7 @@ def demo(
     On a terminal it then serves the dashboard of these jobs until Ctrl-C.
     """
     if web:
-        expect_web_packages("riverpy demo --web")
+        require_web_packages("riverpy demo --web")
     configure_logging("console", "error")  # some jobs fail on purpose: log only errors
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     files = FileScan(directory, limit)

@@ -20,8 +20,8 @@ from riverpy._tools.health.http import Address
 from riverpy.cli import _settings
 from riverpy.cli._dashboard_server import (
     DASHBOARD_PORT_DEFAULT,
-    expect_web_packages,
     open_listening_socket,
+    require_web_packages,
 )
 from riverpy.cli._embedded import make_dev_server_name, start_embedded_server
 from riverpy.cli._options import database_options
@@ -124,7 +124,7 @@ def dev(
                 f"riverpy dev: using {url_for_display(url)} from {database.url_source}, "
                 "not an embedded database of this directory"
             )
-        run_async(_migrate_all_lines, url, database.schema)
+        run_async(_migrate_all_and_print, url, database.schema)
         if reload:
             print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
         supervisor = DevSupervisor(
@@ -154,7 +154,7 @@ def _check_options(worker_options: tuple[str, ...], *, reload: bool) -> None:
 def _choose_dashboard_port(port: int | None) -> int:
     """Return the port for the dashboard, by default DASHBOARD_PORT_DEFAULT. Raise CommandError if
     another process uses this port."""
-    expect_web_packages("riverpy dev --web")
+    require_web_packages("riverpy dev --web")
     port = DASHBOARD_PORT_DEFAULT if port is None else port
     open_listening_socket(Address("127.0.0.1", port), option="--web-port").close()
     return port
@@ -166,7 +166,7 @@ def _start_dev_server(stack: ExitStack) -> str:
     return server.url
 
 
-async def _migrate_all_lines(url: str, schema: str | None) -> None:
+async def _migrate_all_and_print(url: str, schema: str | None) -> None:
     for result in await migrate_all(url, schema=schema):
         if result.steps:
             print_note(f"riverpy dev: migrated line {result.line} to {result.steps[-1].version}")

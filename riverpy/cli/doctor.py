@@ -125,6 +125,7 @@ def doctor(
 
 
 async def _make_worker_program(target: ClientTarget) -> WorkerProgram:
+    """Open the client of `target`. Return its import path, its kinds and its queues."""
     async with open_client(target) as client:
         kinds, queues = frozenset(client.workers or ()), frozenset(client.queues)
         return WorkerProgram(target.import_path, kinds, queues)

@@ -20,7 +20,7 @@ from riverpy._postgres.schema import DOMAINS_MIGRATION, LEASE_REPORTS_MIGRATION
 from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, with_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
-from riverpy._tools.lease_map import leader_lease_name, read_lease_map
+from riverpy._tools.lease_map import leader_lease_name, read_lease_reports
 from riverpy._tools.text import format_count, format_seconds
 from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._postgres.domains import DomainLeader, QueueMovePreview
-    from riverpy._tools.lease_map import LeaseMap
+    from riverpy._tools.lease_map import LeaseReportMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
@@ -59,7 +59,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     does the tasks of the whole schema, such as rebuilding indexes. `as default` means that this is
     the leader of default.
     """
-    seen, lease_map = run_async(_read_domain_map, database)
+    seen, lease_map = run_async(_read_domains_and_lease_reports, database)
     names = (DEFAULT_DOMAIN, *seen.non_default_domains)
     problems = with_check_name("domains", find_domain_problems(seen, PendingWork()))
     if as_json:
@@ -175,19 +175,21 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
     _assign_queue_and_print(database, queue, to, check_owner, as_json=as_json)
 
 
-async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, LeaseMap | None]:
+async def _read_domains_and_lease_reports(
+    database: DatabaseSettings,
+) -> tuple[DomainMap, LeaseReportMap | None]:
     """Return the domains, and the reports of the clients about leases. If the database has no
     column for these reports, the second value is None."""
     async with open_command_connection(database) as found:
-        found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
+        found.require_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         lease_map = None
         if found.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
-            lease_map = await found.run_read_statement(read_lease_map)
+            lease_map = await found.run_read_statement(read_lease_reports)
         return await found.run_read_statement(read_domains), lease_map
 
 
 def _find_standbys(
-    domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
+    domain_map: DomainMap, lease_map: LeaseReportMap | None, domain_name: str
 ) -> list[str] | None:
     """Return the ids of the clients that would become leader of a domain now if it had no leader.
     None: not known."""
@@ -198,7 +200,9 @@ def _find_standbys(
     return lease_map.standby_client_ids(leader_lease_name(domain_name), holder=holder)
 
 
-def _format_standbys(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str) -> str:
+def _format_standbys(
+    domain_map: DomainMap, lease_map: LeaseReportMap | None, domain_name: str
+) -> str:
     """Return the ids of the first standbys as text. The text has a `?` if a candidate does not
     report whether it is a standby."""
     standbys = _find_standbys(domain_map, lease_map, domain_name)
@@ -239,7 +243,7 @@ async def assign_queue_to_domain(
     """Assign a queue to a domain. Return the previous domain of the queue, and the leader of the
     new domain (None: it has no leader). `check_owner` raises if the queue must not be moved."""
     async with open_command_connection(database) as found:
-        found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
+        found.require_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         before: str | None = None
         purpose = "waiting for the leaders' transactions"
         while before is None:
@@ -277,7 +281,7 @@ async def _try_to_assign_queue(
 
 
 def _domain_to_json_object(
-    domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
+    domain_map: DomainMap, lease_map: LeaseReportMap | None, domain_name: str
 ) -> dict[str, object]:
     """Return the object for a domain in the `--json` output.
 
@@ -342,7 +346,7 @@ def _leader_to_cells(leader: DomainLeader | None) -> tuple[str, int | None, str 
 
 
 def _domain_to_table_row(
-    domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
+    domain_map: DomainMap, lease_map: LeaseReportMap | None, domain_name: str
 ) -> tuple[object, ...]:
     members = domain_map.live_clients(domain_name)
     numbers = len(members), sum(member.is_candidate for member in members)
@@ -355,8 +359,9 @@ def _domain_to_table_row(
 
 
 def _schema_leader_to_table_row(
-    domain_map: DomainMap, lease_map: LeaseMap | None
+    domain_map: DomainMap, lease_map: LeaseReportMap | None
 ) -> tuple[object, ...]:
+    """Return the table row of the leader that holds the lease `@schema`."""
     standbys = _format_standbys(domain_map, lease_map, SCHEMA_LEASE_NAME)
     if not domain_map.has_leader(SCHEMA_LEASE_NAME) and domain_map.has_leader_for_orphaned_queues():
         return SCHEMA_LEASE_NAME, "as default", None, None, None, None, None, standbys, None

@@ -22,7 +22,7 @@ from riverpy._tools.health.http_client import (
     LINE_BYTES_MAX,
     NO_HEALTH_SERVER_ERROR,
     http_get,
-    parse_address,
+    parse_address_or_url,
 )
 from riverpy.cli._connected import open_command_connection
 from riverpy.cli._options import database_options, kinds_option, queues_option, states_option
@@ -56,7 +56,7 @@ _CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
     metavar="URL",
     default=f":{HEALTH_PORT_DEFAULT}",
     show_default=True,
-    type=ParsedType("url", parse_address),
+    type=ParsedType("url", parse_address_or_url),
     help="URL of the worker's health server (riverpy worker --health).",
 )
 @click.option(
@@ -245,12 +245,14 @@ async def _follow_worker_events(
             if isinstance(error, BrokenPipeError):
                 raise
             if not is_noted:
-                print_note(f"{address}: {_describe_failure(error)}; waiting for a worker there")
+                print_note(
+                    f"{address}: {_describe_event_stream_error(error)}; waiting for a worker there"
+                )
                 is_noted = True
         await anyio.sleep(backoff.next_delay())
 
 
-def _describe_failure(error: Exception) -> str:
+def _describe_event_stream_error(error: Exception) -> str:
     if isinstance(error, _CONNECTION_END_ERRORS):
         return "the worker has ended"
     return error_to_one_line(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR

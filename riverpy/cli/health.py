@@ -16,7 +16,7 @@ from riverpy._postgres.queues import queue_get_lags, queue_list_with_waiting_job
 from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, make_migrate_command
 from riverpy._tools.doctor.server import require_primary
 from riverpy._tools.domain_map import TABLE_MISSING_SQLSTATE, read_domains
-from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
+from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address_or_url
 from riverpy._tools.health.probes import CheckResult, ProbeResult, check_leaders
 from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
@@ -49,7 +49,7 @@ Exit codes:
     "--url",
     "address",
     metavar="URL",
-    type=ParsedType("url", parse_address),
+    type=ParsedType("url", parse_address_or_url),
     help="URL of a worker's health server, such as http://127.0.0.1:8378 or :8378.",
 )
 @click.option(

@@ -148,7 +148,7 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
     existing job gets new values, if it still waits.
     """
     text = _read_args_from_stdin() if args == "-" else args
-    raw = RawArgs(kind, _json.normalize_object(text, path="args", may_be_array=True))
+    raw = RawArgs(kind, _json.compact_object_like_go(text, path="args", may_be_array=True))
     result = run_async(
         _insert_job, database.require_url(), database.schema, raw, _make_insert_opts(**opts)
     )
@@ -216,4 +216,4 @@ def _compute_scheduled_at(at: datetime | None, delay: timedelta | None) -> datet
 
 
 def _parse_metadata(text: str) -> dict[str, Any]:
-    return json.loads(_json.normalize_object(text, path="metadata"))
+    return json.loads(_json.compact_object_like_go(text, path="metadata"))

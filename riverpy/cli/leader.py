@@ -18,7 +18,7 @@ from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, LEASE_REPORTS_MIGRATION
 from riverpy._tools.domain_map import read_domains
-from riverpy._tools.lease_map import leader_lease_name, read_lease_map
+from riverpy._tools.lease_map import leader_lease_name, read_lease_reports
 from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
@@ -28,7 +28,7 @@ from riverpy.errors import NotFoundError
 
 if TYPE_CHECKING:
     from riverpy._postgres.clients import LeaderCandidate
-    from riverpy._tools.lease_map import LeaseMap
+    from riverpy._tools.lease_map import LeaseReportMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
@@ -154,7 +154,7 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
 
 async def _read_leader_and_candidates(
     database: DatabaseSettings, domain: str
-) -> tuple[LeaderOutput | None, list[LeaderCandidate] | None, LeaseMap | None]:
+) -> tuple[LeaderOutput | None, list[LeaderCandidate] | None, LeaseReportMap | None]:
     async with open_command_connection(database) as found:
         await _check_domain_exists(found, domain)
         leader = await _read_leader(found, domain)
@@ -162,7 +162,7 @@ async def _read_leader_and_candidates(
             return leader, None, None
         lease_map = None
         if found.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
-            lease_map = await found.run_read_statement(read_lease_map)
+            lease_map = await found.run_read_statement(read_lease_reports)
         return (
             leader,
             await found.run_read_statement(client_list_candidates, domain=domain),
@@ -192,7 +192,7 @@ async def _request_resign_and_wait(
 async def _check_domain_exists(database: CommandConnection, domain: str) -> None:
     if domain == DEFAULT_DOMAIN:
         return
-    database.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
+    database.require_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
     seen = await database.run_read_statement(read_domains)
     known = {*seen.non_default_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
     if domain not in known:

@@ -21,7 +21,7 @@ from riverpy._names import (
 )
 from riverpy._postgres.leases import lease_get, lease_list, lease_request_resign
 from riverpy._postgres.schema import LEASE_REPORTS_MIGRATION, LEASES_MIGRATION
-from riverpy._tools.lease_map import describe_lag, find_lease_reports, read_lease_map
+from riverpy._tools.lease_map import describe_lag, find_lease_reports, read_lease_reports
 from riverpy._tools.text import format_names, format_seconds
 from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import ROW_LIMIT_MAX, database_options, json_option, limit_option
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._postgres.leases import LeaseRow
-    from riverpy._tools.lease_map import LeaseMap
+    from riverpy._tools.lease_map import LeaseReportMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
@@ -135,7 +135,10 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
     leases = found[:limit]
     if as_json:
         print_json(
-            {"leases": leases, "clients_without_report": _list_clients_without_report(lease_map)}
+            {
+                "leases": leases,
+                "clients_without_report": _list_clients_without_standby_report(lease_map),
+            }
         )
     elif leases:
         _print_leases(leases, with_scope=with_internal)
@@ -158,10 +161,13 @@ def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
 
     The exit code is 1 if no process has acquired a lease of this name yet.
     """
-    found, lease_map = run_async(_require_lease, database, name)
+    found, lease_map = run_async(_read_existing_lease, database, name)
     if as_json:
         print_json(
-            {"lease": found, "clients_without_report": _list_clients_without_report(lease_map)}
+            {
+                "lease": found,
+                "clients_without_report": _list_clients_without_standby_report(lease_map),
+            }
         )
         return
     _print_leases([found], with_scope=False)
@@ -204,7 +210,7 @@ def resign(
             "this cancels code that runs under the lease, and there is no terminal to ask for "
             "confirmation: add --yes"
         )
-    before, _ = run_async(_require_lease, database, name)
+    before, _ = run_async(_read_existing_lease, database, name)
     after: LeaseOutput | None = before
     if before.is_held:
         if not yes:
@@ -222,35 +228,35 @@ def resign(
 
 async def _list_leases(
     database: DatabaseSettings, with_internal: bool, limit: int
-) -> tuple[list[LeaseOutput], LeaseMap | None]:
+) -> tuple[list[LeaseOutput], LeaseReportMap | None]:
     async with open_command_connection(database) as found:
-        _expect_lease_table(found)
+        _require_lease_table(found)
         prefix = None if with_internal else USER_LEASE_NAME_PREFIX
         rows = await found.run_read_statement(lease_list, prefix=prefix, limit=limit)
-        lease_map = await _read_lease_map(found)
+        lease_map = await _read_lease_reports_if_stored(found)
         return [_make_lease_output(row, lease_map) for row in rows], lease_map
 
 
-async def _require_lease(
+async def _read_existing_lease(
     database: DatabaseSettings, name: str
-) -> tuple[LeaseOutput, LeaseMap | None]:
+) -> tuple[LeaseOutput, LeaseReportMap | None]:
     """Return the lease with this name, and the reports of the clients about leases. Raise
     NotFoundError if no process has acquired a lease with this name yet."""
     async with open_command_connection(database) as found:
-        _expect_lease_table(found)
-        lease_map = await _read_lease_map(found)
+        _require_lease_table(found)
+        lease_map = await _read_lease_reports_if_stored(found)
         lease = await _read_lease(found, name, lease_map)
         if lease is None:
             await _raise_lease_not_found(found, name)
         return lease, lease_map
 
 
-async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
+async def _read_lease_reports_if_stored(database: CommandConnection) -> LeaseReportMap | None:
     """Return the reports of the clients about leases, or None if the database has no column for
     them."""
     if not database.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
         return None
-    return await database.run_read_statement(read_lease_map)
+    return await database.run_read_statement(read_lease_reports)
 
 
 async def _request_release_and_wait(
@@ -267,7 +273,7 @@ async def _request_release_and_wait(
             epoch=lease.epoch,
         )
         await wait_for_statement("requesting a release", request)
-        lease_map = await _read_lease_map(found)
+        lease_map = await _read_lease_reports_if_stored(found)
         after = await _read_lease(found, lease.name, lease_map)
 
         async def read_again_while(holds: Callable[[], bool], seconds: float) -> None:
@@ -285,12 +291,12 @@ async def _request_release_and_wait(
         return after
 
 
-def _expect_lease_table(database: CommandConnection) -> None:
-    database.expect_riverpy_migration(LEASES_MIGRATION, "table of leases")
+def _require_lease_table(database: CommandConnection) -> None:
+    database.require_riverpy_migration(LEASES_MIGRATION, "table of leases")
 
 
 async def _read_lease(
-    database: CommandConnection, name: str, lease_map: LeaseMap | None
+    database: CommandConnection, name: str, lease_map: LeaseReportMap | None
 ) -> LeaseOutput | None:
     row = await database.run_read_statement(lease_get, name=USER_LEASE_NAME_PREFIX + name)
     return None if row is None else _make_lease_output(row, lease_map)
@@ -314,7 +320,7 @@ async def _raise_lease_not_found(database: CommandConnection, name: str) -> NoRe
     )
 
 
-def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput:
+def _make_lease_output(row: LeaseRow, lease_map: LeaseReportMap | None) -> LeaseOutput:
     name, scope = _split_lease_name(row.name)
     state: LeaseState = "held" if row.is_held else "expired"
     seconds = row.seconds_until_expiry
@@ -363,7 +369,7 @@ def _print_leases(leases: list[LeaseOutput], *, with_scope: bool) -> None:
     print_table(list(columns), [[cell(one) for cell in columns.values()] for one in leases])
 
 
-def _print_standbys(lease: LeaseOutput, lease_map: LeaseMap | None) -> None:
+def _print_standbys(lease: LeaseOutput, lease_map: LeaseReportMap | None) -> None:
     if lease_map is None:
         print_text("standbys are not known: run `riverpy migrate up`, and restart the workers")
         return
@@ -376,11 +382,11 @@ def _print_standbys(lease: LeaseOutput, lease_map: LeaseMap | None) -> None:
         )
     else:
         print_text("no running client reports that it stands by for this lease")
-    if unknown := _list_clients_without_report(lease_map):
+    if unknown := _list_clients_without_standby_report(lease_map):
         print_text(make_printable(f"clients without a complete report: {format_names(unknown)}"))
 
 
-def _list_clients_without_report(lease_map: LeaseMap | None) -> list[str] | None:
+def _list_clients_without_standby_report(lease_map: LeaseReportMap | None) -> list[str] | None:
     """Return the ids of the running clients that do not report whether they are standbys. None: not
     known, because the database has no column for these reports."""
     return None if lease_map is None else sorted(lease_map.client_ids_without_report)

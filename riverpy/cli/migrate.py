@@ -73,7 +73,7 @@ def _choose_migration_lines(line_name: str | None, *, is_single_line: bool) -> S
     return (MAIN_MIGRATION_LINE,) if is_single_line else list_migration_lines()
 
 
-def _print_lines_as_json(line_objects: Sequence[dict[str, object]]) -> None:
+def _print_migration_lines_as_json(line_objects: Sequence[dict[str, object]]) -> None:
     """Print the JSON objects of the migration lines. One line is printed as its object, several
     lines as one object with the key `lines`."""
     print_json(line_objects[0] if len(line_objects) == 1 else {"lines": line_objects})
@@ -146,7 +146,7 @@ def _run_migrations(
             if not as_json:
                 _print_steps(result.line, result.steps, dry_run=dry_run, show_sql=show_sql)
         if as_json:
-            _print_lines_as_json(
+            _print_migration_lines_as_json(
                 [
                     {
                         "line": result.line,
@@ -204,7 +204,7 @@ def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> Non
 
     found = dict(zip(chosen, run_async(read_line_statuses), strict=True))
     if as_json:
-        _print_lines_as_json([{"line": one, "migrations": found[one]} for one in chosen])
+        _print_migration_lines_as_json([{"line": one, "migrations": found[one]} for one in chosen])
         return
     print_table(
         ("LINE", "VERSION", "NAME", "APPLIED AT"),
@@ -245,7 +245,7 @@ def validate(
             for one in chosen
         }
         if as_json:
-            _print_lines_as_json(
+            _print_migration_lines_as_json(
                 [{"line": one, **msgspec.to_builtins(result)} for one, result in results.items()]
             )
         else:

@@ -187,5 +187,5 @@ async def _connect_and_run_statement(
     """Connect to the database, check that it has the table of periodic jobs, and return the result
     of a statement."""
     async with open_command_connection(database) as found:
-        found.expect_riverpy_migration(PERIODIC_JOBS_MIGRATION, "table of periodic jobs")
+        found.require_riverpy_migration(PERIODIC_JOBS_MIGRATION, "table of periodic jobs")
         return await found.run_read_statement(statement, *args)

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_server_statement_timeout
-from riverpy._tools.top.status import STATEMENT_TIMEOUT, FleetStatus, StatusReader
+from riverpy._tools.top.status import STATEMENT_TIMEOUT, OverallStatus, StatusReader
 from riverpy._tools.top.view import no_answer_line, render_frame, status_lines
 from riverpy.cli._options import database_options
 from riverpy.cli._output import redirect_stdout_to_devnull, should_use_color
@@ -79,14 +79,14 @@ class _StatusPrinter:
         self._as_json, self.should_print_once = as_json, once
         is_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._is_updated_in_place = is_screen and not as_json and not once
-        self._last_status: FleetStatus | None = None
+        self._last_status: OverallStatus | None = None
         self._last_read_at = 0.0
         self._last_error: str | None = None
         self._is_first_print = True
         self.is_stdout_closed = False
         """Whether the reader of stdout has ended."""
 
-    def print_status(self, status: FleetStatus) -> None:
+    def print_status(self, status: OverallStatus) -> None:
         self._last_status, self._last_read_at, self._last_error = status, time.monotonic(), None
         self._print_json_or_text(status, status_lines(status))
 

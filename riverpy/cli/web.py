@@ -18,7 +18,7 @@ from riverpy.cli._dashboard_server import (
     DASHBOARD_POOL_SIZE,
     DASHBOARD_PORT_DEFAULT,
     DashboardServer,
-    expect_web_packages,
+    require_web_packages,
 )
 from riverpy.cli._options import DATABASE_HINT, database_options
 from riverpy.cli._output import print_note
@@ -115,7 +115,7 @@ def web(
     """
     password = os.environ.get(_settings.WEB_PASSWORD_VARIABLE) or None
     _check_address_and_password(Address(host, port), password, allow_network=allow_network)
-    expect_web_packages("riverpy web")
+    require_web_packages("riverpy web")
     loaded = None if target is None else load_client_target(target)
     if loaded is None:
         database.require_url()
@@ -146,6 +146,7 @@ def _mount(app: Starlette, path_prefix: str) -> Starlette:
         return RedirectResponse(f"{path_prefix}/")
 
     async def explain(_request: Request) -> PlainTextResponse:
+        """Answer with status 404 and a text that says where the dashboard is."""
         text = f"The dashboard is at {path_prefix}/. A proxy must not remove this prefix.\n"
         return PlainTextResponse(text, 404)
 

@@ -28,7 +28,7 @@ from riverpy._log_events import (
     WORKER_STOPPED_WITH_ABANDONED_JOBS,
 )
 from riverpy._main_import import disable_main_module_import
-from riverpy._postgres.connection import expect_writable
+from riverpy._postgres.connection import require_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close_connection, connect
 from riverpy._postgres.passwords import make_password_source
 from riverpy._tools.bench.process_cost import reduce_garbage_collection
@@ -206,13 +206,13 @@ def worker(
                 )
             else:
                 loaded = load_client_target(target)
-                code = _WorkerProcess(settings, stream, drain=drain).run(loaded)
+                code = _ClientRunner(settings, stream, drain=drain).run(loaded)
         except StoppedBeforeStartError:
             code = 0
     sys.exit(code)
 
 
-class _WorkerProcess:
+class _ClientRunner:
     """Runs the client in this process until it stops."""
 
     def __init__(self, settings: _ValueBySetting, stream: LogStream, *, drain: bool) -> None:
@@ -292,7 +292,7 @@ class _WorkerProcess:
                 self._health_server.server.serve() if self._health_server else nullcontext(),
                 self._systemd.run_watchdog_pings(self._is_alive),
             ):
-                return await self._work_jobs(target)
+                return await self._open_and_run_client(target)
         return 0
 
     def _is_alive(self) -> bool:
@@ -306,7 +306,7 @@ class _WorkerProcess:
         else:
             self._start_cancel_scope.cancel()
 
-    async def _work_jobs(self, target: ClientTarget) -> int:
+    async def _open_and_run_client(self, target: ClientTarget) -> int:
         async with open_client(target) as client:
             self._configure_client(client)
             self._limits.check_memory_before_start()
@@ -339,6 +339,7 @@ class _WorkerProcess:
             self._client.stop()
 
     def _configure_client(self, client: Client) -> None:
+        """Set the command's settings in the client. Raise SettingsError if it has no database."""
         settings = self._settings
         if settings[_settings.DATABASE_URL].value is UNSET and client.database_url is None:
             raise SettingsError(
@@ -395,7 +396,10 @@ class _WorkerProcess:
             database=mask_passwords(client.database_url or ""),
             schema=config.schema or "(search path)",
             queues=format_queues({name: q.max_workers for name, q in client.queues.items()}),
-            kinds={unit.kind: _describe_job_limits(unit, client) for unit in client.workers.units()}
+            kinds={
+                unit.kind: _describe_timeout_and_attempts(unit, client)
+                for unit in client.workers.list_registered_workers()
+            }
             if client.workers
             else {},
             known_kinds_only=config.known_kinds_only,
@@ -447,7 +451,7 @@ def _make_health_server(source: Address | ConnectionListener) -> HealthRequestHa
     return HealthRequestHandler(source)
 
 
-def _describe_job_limits(unit: RegisteredWorker, client: Client) -> str:
+def _describe_timeout_and_attempts(unit: RegisteredWorker, client: Client) -> str:
     """Return a text with the timeout and the default maximum number of attempts of the jobs of a
     kind."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
@@ -494,7 +498,7 @@ async def _check_database_writable(client: Client) -> None:
     )
     try:
         with anyio.fail_after(CONNECT_TIMEOUT):
-            await expect_writable(connection)
+            await require_writable(connection)
     finally:
         await close_connection(connection)
 

@@ -75,24 +75,24 @@ class BoundedPaginator(_Paginator):
         return rows.order_by()[:COUNTED_ROWS_MAX].count()
 
 
-class _NamesFilter(admin.SimpleListFilter):
+class _ColumnValueFilter(admin.SimpleListFilter):
     """The base class of filters in which the user selects one value of a column."""
 
-    def list_names(self) -> Sequence[str]:
+    def list_values(self) -> Sequence[str]:
         """Return the values that the user can select."""
         raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return the values that the user can select, each with its label, as Django requires."""
-        return [(name, name) for name in self.list_names()]
+        return [(name, name) for name in self.list_values()]
 
 
-class KindFilter(_NamesFilter):
+class KindFilter(_ColumnValueFilter):
     """A filter for jobs of one kind."""
 
     title, parameter_name = "kind", "kind"
 
-    def list_names(self) -> Sequence[str]:
+    def list_values(self) -> Sequence[str]:
         """Return the kinds of the stored jobs."""
         return list_kinds()
 
@@ -101,12 +101,12 @@ class KindFilter(_NamesFilter):
         return queryset if self.value() is None else queryset.filter(kind=self.value())
 
 
-class QueueFilter(_NamesFilter):
+class QueueFilter(_ColumnValueFilter):
     """A filter for jobs of one queue."""
 
     title, parameter_name = "queue", "queue"
 
-    def list_names(self) -> Sequence[str]:
+    def list_values(self) -> Sequence[str]:
         """Return the names of the queues."""
         return list_queue_names()
 
@@ -159,7 +159,7 @@ class _RiverAdmin(_ModelAdmin):
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
         """Do nothing, because the form does not save the row. Actions log their own changes."""
 
-    def change_rows(
+    def run_action_on_rows(
         self, request: HttpRequest, rows: QuerySet[Any], action: _Action, changeable_filter: Q
     ) -> None:
         """Run an action on the selected rows that it can change, and show how many rows were
@@ -201,15 +201,19 @@ class _RiverAdmin(_ModelAdmin):
             done = action.done_text
             if changes.running and action.running_text:
                 done = f"{done}, {changes.running} {action.running_text}"
-            self._show_count(request, changes.changed, done, messages.SUCCESS)
+            self._show_row_count_message(request, changes.changed, done, messages.SUCCESS)
         if changes.refused:
-            self._show_count(request, changes.refused, "could not be changed", messages.WARNING)
+            self._show_row_count_message(
+                request, changes.refused, "could not be changed", messages.WARNING
+            )
         if unchanged:
             text = f"left unchanged: {action.unchanged_reason}"
             is_minimum = left_count >= COUNTED_ROWS_MAX
-            self._show_count(request, unchanged, text, messages.INFO, is_minimum=is_minimum)
+            self._show_row_count_message(
+                request, unchanged, text, messages.INFO, is_minimum=is_minimum
+            )
 
-    def _show_count(
+    def _show_row_count_message(
         self, request: HttpRequest, count: int, text: str, level: int, *, is_minimum: bool = False
     ) -> None:
         noun = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
@@ -277,7 +281,7 @@ class JobAdmin(_RiverAdmin):
         changeable = Q(state__in=[*map(str, waiting | FINAL_STATES)]) | Q(
             state=str(JobState.AVAILABLE), scheduled_at__gt=Now()
         )
-        self.change_rows(
+        self.run_action_on_rows(
             request,
             queryset,
             _Action(_retry_jobs, "retried", "running or due"),
@@ -294,7 +298,7 @@ class JobAdmin(_RiverAdmin):
             "of them running: workers stop running jobs",
         )
         changeable = Q(state__in=[str(state) for state in JobState if state not in FINAL_STATES])
-        self.change_rows(request, queryset, action, changeable)
+        self.run_action_on_rows(request, queryset, action, changeable)
 
     def response_change(self, request: HttpRequest, obj: Job) -> HttpResponse:
         """Handle the buttons on the page of one job, which retry or cancel this job."""
@@ -325,13 +329,13 @@ class JobAdmin(_RiverAdmin):
     def shown_args(self, job: Job) -> str:
         """Return the args of the job as JSON."""
         row = _read_job_row(job)
-        return _format_json(row.encoded_args if row else "null")
+        return _format_json_as_html(row.encoded_args if row else "null")
 
     @admin.display(description="metadata")
     def shown_metadata(self, job: Job) -> str:
         """Return the metadata of the job as JSON."""
         row = _read_job_row(job)
-        return _format_json(row.columns()[JobColumn.METADATA] if row else "null")
+        return _format_json_as_html(row.get_encoded_values()[JobColumn.METADATA] if row else "null")
 
     @admin.display(description="errors")
     def shown_errors(self, job: Job) -> str:
@@ -365,13 +369,13 @@ class QueueAdmin(_RiverAdmin):
     def pause_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Pause queues, so that no client claims their jobs."""
         action = _Action(partial(_change_queues, client().queue_pause), "paused", "paused already")
-        self.change_rows(request, queryset, action, Q(paused_at__isnull=True))
+        self.run_action_on_rows(request, queryset, action, Q(paused_at__isnull=True))
 
     @admin.action(description="Resume selected queues", permissions=["change"])
     def resume_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Resume queues, so that clients claim their jobs again."""
         action = _Action(partial(_change_queues, client().queue_resume), "resumed", "not paused")
-        self.change_rows(request, queryset, action, Q(paused_at__isnull=False))
+        self.run_action_on_rows(request, queryset, action, Q(paused_at__isnull=False))
 
 
 def _change_queues(change: Callable[[str], None], names: Sequence[str]) -> JobChanges:
@@ -396,6 +400,6 @@ def _read_job_row(job: Job) -> JobRow | None:
     return getattr(job, _JOB_ROW_ATTRIBUTE)
 
 
-def _format_json(text: str) -> str:
+def _format_json_as_html(text: str) -> str:
     """Return a JSON text as indented HTML. Numbers are shown as they are stored."""
     return format_html("<pre>{}</pre>", msgspec.json.format(text, indent=2))

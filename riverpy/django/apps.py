@@ -19,8 +19,8 @@ class RiverpyConfig(AppConfig):
         and create River's tables in test databases."""
         from riverpy.django import checks
         from riverpy.django.connections import install_connection_closer
-        from riverpy.django.test_databases import install_test_tables
+        from riverpy.django.test_databases import register_test_table_creator
 
         checks.register_checks()
         install_connection_closer()
-        install_test_tables(self)
+        register_test_table_creator(self)

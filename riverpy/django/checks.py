@@ -15,14 +15,18 @@ from django.db.migrations.recorder import MigrationRecorder
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.schema import list_migration_lines
 from riverpy.client import Client
-from riverpy.django.schema import read_river_schema
+from riverpy.django.schema import read_river_tables_state
 from riverpy.django.settings import (
     SETTING_NAME,
     find_setting_problems,
     import_workers,
     read_settings,
 )
-from riverpy.django.worker import find_task_backends, has_task_backend, read_queue_slots
+from riverpy.django.worker import (
+    find_riverpy_backends_if_installed,
+    has_task_backend,
+    read_slots_per_queue,
+)
 from riverpy.errors import RiverError
 from riverpy.worker import Workers
 
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from riverpy.django.schema import RiverSchema
+    from riverpy.django.schema import RiverTablesState
 
 WRONG_SETTING_ID = "riverpy.E001"
 WORKERS_NOT_IMPORTED_ID = "riverpy.E002"
@@ -99,12 +103,12 @@ def check_workers(**_: Any) -> Sequence[CheckMessage]:
 
 def check_task_queues(**_: Any) -> Sequence[CheckMessage]:
     """Check that the worker works all queues that the backends of Django's tasks use."""
-    slots = read_queue_slots()
+    slots = read_slots_per_queue()
     if slots is None:
         return []
     worked = ", ".join(slots) or "none"
     found: list[CheckMessage] = []
-    for backend in find_task_backends():
+    for backend in find_riverpy_backends_if_installed():
         label = f"TASKS[{backend.alias!r}]['QUEUES']"
         missing = ", ".join(sorted(backend.queues - slots.keys()))
         if missing:
@@ -121,7 +125,7 @@ def check_task_queues(**_: Any) -> Sequence[CheckMessage]:
 def check_pools(**_: Any) -> Sequence[CheckMessage]:
     """Check that Django's connection pools are large enough for the threads of a worker."""
     sizes = {alias: size for alias in connections if (size := _read_pool_size(alias)) is not None}
-    slots = sum((read_queue_slots() or {}).values()) if sizes else 0
+    slots = sum((read_slots_per_queue() or {}).values()) if sizes else 0
     return [
         Warning(
             f"the pool of DATABASES[{alias!r}] has at most {size} connections, and the worker runs "
@@ -158,7 +162,7 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
     connection = connections[settings.database]
     hint = "run `manage.py riverpy migrate up`"
     try:
-        schema = read_river_schema(connection, settings.schema)
+        schema = read_river_tables_state(connection, settings.schema)
         messages = schema.find_problems()
         if settings.migrations == "django" and not _are_missing_migrations_recorded(
             connection, schema
@@ -170,7 +174,9 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
     return [Warning(message, hint=hint, id=TABLES_MISSING_ID) for message in messages]
 
 
-def _are_missing_migrations_recorded(connection: BaseDatabaseWrapper, schema: RiverSchema) -> bool:
+def _are_missing_migrations_recorded(
+    connection: BaseDatabaseWrapper, schema: RiverTablesState
+) -> bool:
     """Return whether a migration is missing that Django has recorded as applied. `manage.py
     migrate` does not apply such a migration again."""
     missing = {

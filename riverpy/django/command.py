@@ -44,7 +44,9 @@ class _DjangoCommandGroup(CommandGroup):
         if command is None:
             return None
         return (
-            _make_worker_command(command) if cmd_name == "worker" else _adapt_command_help(command)
+            _make_worker_command(command)
+            if cmd_name == "worker"
+            else _copy_command_with_django_help(command)
         )
 
     def make_context(
@@ -99,20 +101,20 @@ def _make_refused_option(param: click.Parameter) -> click.Parameter:
     return option
 
 
-def _adapt_command_help(command: click.Command) -> click.Command:
+def _copy_command_with_django_help(command: click.Command) -> click.Command:
     """Return a copy of a command whose help names the database of Django as the default.
     Subcommands are copied too."""
     adapted = copy(command)
-    adapted.params = [*map(_adapt_option_help, command.params)]
+    adapted.params = [*map(_copy_option_with_django_help, command.params)]
     if isinstance(adapted, click.Group):
         adapted.commands = {
-            name: _adapt_command_help(one)
+            name: _copy_command_with_django_help(one)
             for name, one in cast("click.Group", command).commands.items()
         }
     return adapted
 
 
-def _adapt_option_help(param: click.Parameter) -> click.Parameter:
+def _copy_option_with_django_help(param: click.Parameter) -> click.Parameter:
     if param.name != DATABASE_URL.parameter_name or not isinstance(param, click.Option):
         return param
     option = copy(param)

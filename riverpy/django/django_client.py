@@ -15,7 +15,7 @@ from django.utils.asyncio import async_unsafe
 from riverpy.django.settings import SETTING_NAME, read_settings
 from riverpy.errors import TransactionError
 from riverpy.sync import Client
-from riverpy.sync._calls import BlockingCalls
+from riverpy.sync._calls import BlockingClientCoroutines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "a wait blocks its thread, and an event loop runs in this thread: in an async view use `await "
     "sync_to_async(client.insert_and_wait)(…)`, outside of transaction.atomic()"
 )
-def _expect_no_event_loop() -> None:
+def _require_no_event_loop() -> None:
     """Raise SynchronousOnlyOperation if an event loop is running in this thread. With the
     environment variable DJANGO_ALLOW_ASYNC_UNSAFE, this never raises."""
 
@@ -54,10 +54,10 @@ class DjangoClient(Client):
         super().__init__(config=config)
         self.alias = alias
         """The alias of the database in the setting DATABASES."""
-        self._calls = _DjangoCalls(alias, config)
+        self._calls = _DjangoClientCoroutines(alias, config)
 
 
-class _DjangoCalls(BlockingCalls):
+class _DjangoClientCoroutines(BlockingClientCoroutines):
     """Makes the calls of a DjangoClient. Without `tx`, they use Django's connection to the
     database."""
 
@@ -69,9 +69,9 @@ class _DjangoCalls(BlockingCalls):
         """Return `tx` or, if it is None, Django's connection of this thread."""
         return cast("CallerTransaction", connections[self._alias]) if tx is None else tx
 
-    def expect_no_open_transaction(self) -> None:
+    def require_no_open_transaction(self) -> None:
         try:
-            _expect_no_event_loop()
+            _require_no_event_loop()
         except SynchronousOnlyOperation as error:
             raise TransactionError(str(error)) from None
         if connections[self._alias].in_atomic_block:
@@ -82,7 +82,7 @@ class _DjangoCalls(BlockingCalls):
                 "django.db.transaction.non_atomic_requests"
             )
 
-    def handle_lost_connection(self) -> None:
+    def close_lost_connection(self) -> None:
         connections[self._alias].close_if_unusable_or_obsolete()
 
     @asynccontextmanager
@@ -105,7 +105,7 @@ class _DjangoInserter:
     """Has the methods of an inserter. Without `tx`, they use Django's connection instead of a
     pool."""
 
-    def __init__(self, calls: _DjangoCalls, inserter: Inserter) -> None:
+    def __init__(self, calls: _DjangoClientCoroutines, inserter: Inserter) -> None:
         self._calls, self._inserter = calls, inserter
 
     async def insert(

@@ -17,16 +17,16 @@ SEARCHED_KINDS_MAX = 5_000
 
 def list_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
     """Return at most `limit` kinds of stored jobs, sorted by name."""
-    return _list_names("django_admin", "admin_kinds", limit)
+    return _fetch_first_column("django_admin", "admin_kinds", limit)
 
 
 def list_queue_names() -> list[str]:
     """Return the names of the queues that have a row or jobs that have not ended, at most about
     `OFFERED_NAMES_MAX` names."""
-    return _list_names("top", "top_queue_names", OFFERED_NAMES_MAX)
+    return _fetch_first_column("top", "top_queue_names", OFFERED_NAMES_MAX)
 
 
-def _list_names(file: str, statement: str, limit: int) -> list[str]:
+def _fetch_first_column(file: str, statement: str, limit: int) -> list[str]:
     settings = read_settings()
     session = adapt_django_connection(connections[settings.database])
     query = get_query(file, statement, settings.schema)

@@ -34,7 +34,7 @@ LOCK_TIMEOUT_MILLISECONDS = 4_000
 this time, new statements of workers on this table wait too."""
 
 
-class RiverSchema(NamedTuple):
+class RiverTablesState(NamedTuple):
     """The state of River's and riverpy's tables in one schema of a database."""
 
     state: SchemaState
@@ -72,7 +72,9 @@ def adapt_django_connection(connection: BaseDatabaseWrapper) -> Transaction:
     return cast("Transaction", DjangoSession(connection))
 
 
-def read_river_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSchema:
+def read_river_tables_state(
+    connection: BaseDatabaseWrapper, schema: str | None
+) -> RiverTablesState:
     """Read the versions of River's and riverpy's tables in a schema. `schema` None: the schema in
     the search path that has River's tables or, if none has them, the first schema.
 
@@ -81,7 +83,7 @@ def read_river_schema(connection: BaseDatabaseWrapper, schema: str | None) -> Ri
         ServerVersionError: PostgreSQL is older than 13.
         asyncpg.PostgresError: the database failed.
     """
-    return RiverSchema(
+    return RiverTablesState(
         run_without_loop(read_schema_state(adapt_django_connection(connection), schema))
     )
 
@@ -108,7 +110,7 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
     is_first = (line, version, direction) == (MAIN_MIGRATION_LINE, 1, Direction.UP)
     if not editor.collect_sql:
         schema = _lock_schema(editor.connection, schema, may_create=is_first)
-        state = read_river_schema(editor.connection, schema).state
+        state = read_river_tables_state(editor.connection, schema).state
         if state.are_migrations_unrecorded() and direction is Direction.UP:
             raise MigrationError(state.make_unrecorded_migrations_message())
         if (version in state.applied_versions(line)) is (direction is Direction.UP):
@@ -129,7 +131,7 @@ def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_cre
     SchemaMissingError."""
     is_missing = False
     try:
-        name = read_river_schema(connection, schema).state.schema
+        name = read_river_tables_state(connection, schema).state.schema
     except SchemaMissingError:
         if schema is None or not may_create:
             raise

@@ -98,7 +98,7 @@ class RiverpyBackend(BaseTaskBackend):
                 async.
         """
         self.validate_task(task)
-        _expect_no_event_loop()
+        _require_no_event_loop()
         module_name = task.func.__module__
         if not is_found_by_workers(module_name, self.task_options):
             raise InvalidTask(
@@ -186,7 +186,7 @@ class RiverpyBackend(BaseTaskBackend):
         return found
 
 
-def _expect_no_event_loop() -> None:
+def _require_no_event_loop() -> None:
     """Raise TransactionError in async code, where Django does not allow the use of its
     connections."""
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django.apps import AppConfig
 
 
-def install_test_tables(app: AppConfig) -> None:
+def register_test_table_creator(app: AppConfig) -> None:
     """Register a handler that creates River's tables in test databases, before Django's `migrate`
     runs the migrations of other apps."""
     pre_migrate.connect(_create_tables, sender=app, dispatch_uid=__name__)

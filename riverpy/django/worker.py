@@ -54,7 +54,7 @@ async def make_client() -> Client:
     )
 
 
-def read_queue_slots() -> dict[str, int] | None:
+def read_slots_per_queue() -> dict[str, int] | None:
     """Return the slots of each queue that `manage.py riverpy worker` works, i.e. how many of its
     jobs run at the same time.
 
@@ -68,13 +68,13 @@ def read_queue_slots() -> dict[str, int] | None:
             return {name: queue.max_workers for name, queue in found.queues.items()}
         if callable(found) and not isinstance(found, Workers):
             return None
-        tasks_queues = {name for one in find_task_backends() for name in one.queues}
+        tasks_queues = {name for one in find_riverpy_backends_if_installed() for name in one.queues}
     except Exception:  # Django's system checks report the error
         return None
     return {**dict.fromkeys(sorted(tasks_queues), QueueConfig().max_workers), **settings.queues}
 
 
-def find_task_backends() -> Sequence[RiverpyBackend]:
+def find_riverpy_backends_if_installed() -> Sequence[RiverpyBackend]:
     """Return riverpy's backends in Django's setting TASKS. Empty if Django's tasks are not
     installed."""
     if not has_task_backend():

@@ -1,4 +1,5 @@
-"""BlockingCalls: the methods of `riverpy.sync.Client`, as coroutines on blocking connections.
+"""BlockingClientCoroutines: the methods of `riverpy.sync.Client`, as coroutines on blocking
+connections.
 
 They share their code with `riverpy.Client`. They never await anything that needs an event loop, so
 `run_without_loop` can run them.
@@ -11,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from riverpy._calls.base import open_savepoint
-from riverpy._calls.executions import ExecutionMethods
+from riverpy._calls.executions import RunOnceMethods
 from riverpy._calls.job_batches import JobBatchMethods
 from riverpy._calls.job_lists import JobListMethods
 from riverpy._calls.jobs import JobMethods
@@ -46,14 +47,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BlockingCalls(
+class BlockingClientCoroutines(
     JobMethods,
     JobListMethods,
     JobBatchMethods,
     QueueMethods,
     LeadershipMethods,
     PeriodicJobMethods,
-    ExecutionMethods,
+    RunOnceMethods,
     PollingWaitMethods,
 ):
     """The methods of a blocking client, as coroutines that `run_without_loop` runs to their end."""
@@ -166,7 +167,7 @@ class _BlockingInserter(Inserter):
         async with self._open_transaction(tx) as connection:
             return await self._send_inside_hooks(jobs, all_plugins, send_in_savepoint)
 
-    async def _send_on_pool(
+    async def _send_rows_on_pool(
         self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
     ) -> T:
         with translate_insert_errors(None):

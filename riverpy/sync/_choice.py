@@ -24,7 +24,7 @@ _ASYNC_CLASS_NAMES = (
 )
 
 
-def make_database(
+def make_blocking_database(
     database: object, config: Config, password: PasswordFunction | None
 ) -> BlockingDatabase | None:
     """Return the object that opens transactions on `database` for a blocking client. Return None if
@@ -39,25 +39,25 @@ def make_database(
         return None
     if isinstance(database, str):
         validate_url(database)
-        _expect_psycopg()
-        from riverpy.sync._url_pool import UrlDatabase
+        _require_psycopg()
+        from riverpy.sync._url_pool import UrlPoolDatabase
 
-        return UrlDatabase(
+        return UrlPoolDatabase(
             database,
             size=config.pool_size,
             through_pooler=config.pooler,
             password=password_source,
         )
-    found = _make_database_of_object(database)
+    found = _wrap_engine_pool_or_connection(database)
     if found is None:
         raise ConfigError(
             "the database is a postgres:// URL, an Engine of SQLAlchemy, or a ConnectionPool or "
-            f"Connection of psycopg, got {_describe_object(database)}"
+            f"Connection of psycopg, got {_describe_unsupported_database(database)}"
         )
     return found
 
 
-def _expect_psycopg() -> None:
+def _require_psycopg() -> None:
     try:
         import_module("psycopg")
     except ImportError as error:
@@ -67,7 +67,7 @@ def _expect_psycopg() -> None:
         ) from error
 
 
-def _make_database_of_object(database: object) -> BlockingDatabase | None:
+def _wrap_engine_pool_or_connection(database: object) -> BlockingDatabase | None:
     packages = {base.__module__.partition(".")[0] for base in type(database).__mro__}
     if "sqlalchemy" in packages:
         from sqlalchemy import Engine
@@ -92,7 +92,7 @@ def _make_database_of_object(database: object) -> BlockingDatabase | None:
     return None
 
 
-def _describe_object(database: object) -> str:
+def _describe_unsupported_database(database: object) -> str:
     name = type(database).__name__
     if is_pool(database) or name in _ASYNC_CLASS_NAMES:
         return f"{name}, which is async: use riverpy.Client for it"

@@ -59,7 +59,7 @@ class BlockingDatabase(ABC):
 
 
 @contextmanager
-def translate_block_errors(
+def translate_context_manager_errors(
     block: AbstractContextManager[T],
     error_type: type[Exception],
     translate: Callable[[Any], Exception],

@@ -10,7 +10,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from riverpy._postgres.sessions.errors import make_asyncpg_error
 from riverpy._postgres.sessions.sqlalchemy import SqlAlchemySession
-from riverpy.sync._database import BlockingDatabase, make_connect_error, translate_block_errors
+from riverpy.sync._database import (
+    BlockingDatabase,
+    make_connect_error,
+    translate_context_manager_errors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -29,7 +33,7 @@ class SqlAlchemyDatabase(BlockingDatabase):
 
     @contextmanager
     def transaction(self, isolation: Isolation) -> Generator[SqlAlchemySession]:
-        opened = translate_block_errors(
+        opened = translate_context_manager_errors(
             _connect(self._engine), SQLAlchemyError, _translate_error, _translate_connect_error
         )
         with opened as connection:
@@ -40,7 +44,9 @@ class SqlAlchemyDatabase(BlockingDatabase):
             if isolation is not None:
                 level = isolation.replace("_", " ").upper()
                 connection = connection.execution_options(isolation_level=level)
-            with translate_block_errors(connection.begin(), SQLAlchemyError, _translate_error):
+            with translate_context_manager_errors(
+                connection.begin(), SQLAlchemyError, _translate_error
+            ):
                 yield SqlAlchemySession(connection)
 
 

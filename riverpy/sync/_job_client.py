@@ -31,9 +31,9 @@ class BlockingJobClient(Client):
         super().__init__(workers=client.workers, config=client.config)
         self._calls, self._loop = client, loop
 
-    def _run(self, call: Coroutine[Any, Any, T], tx: BlockingTransaction | None) -> T:
+    def _run_coroutine(self, call: Coroutine[Any, Any, T], tx: BlockingTransaction | None) -> T:
         if tx is not None:
-            return super()._run(call, tx)
+            return super()._run_coroutine(call, tx)
         if get_running_loop() is self._loop:
             call.close()
             raise ClientStateError(
@@ -50,7 +50,7 @@ class BlockingJobClient(Client):
             call.close()
             raise ClientStateError("the worker has ended before the call") from error
 
-    def _expect_blocking_connection(self, tx: BlockingTransaction | None) -> None:
+    def _require_blocking_connection(self, tx: BlockingTransaction | None) -> None:
         if tx is None:
             raise ClientStateError(
                 "run_once in a blocking job needs tx=, a connection or session that is not async: "
@@ -73,9 +73,9 @@ class BlockingJobClient(Client):
         try:
             while True:
                 try:
-                    value = self._run(get_next(), tx)
+                    value = self._run_coroutine(get_next(), tx)
                 except StopAsyncIteration:
                     return
                 yield value
         finally:
-            self._run(close(), tx)
+            self._run_coroutine(close(), tx)

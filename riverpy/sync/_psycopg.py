@@ -13,7 +13,11 @@ from psycopg.pq import TransactionStatus
 from riverpy._postgres.sessions.errors import make_asyncpg_error
 from riverpy._postgres.sessions.psycopg import PsycopgSession
 from riverpy.errors import ClientStateError, TransactionError
-from riverpy.sync._database import BlockingDatabase, make_connect_error, translate_block_errors
+from riverpy.sync._database import (
+    BlockingDatabase,
+    make_connect_error,
+    translate_context_manager_errors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -42,7 +46,7 @@ def open_transaction(
         return make_asyncpg_error(error, is_connection_closed=connection.closed)
 
     try:
-        with translate_block_errors(connection.transaction(), psycopg.Error, translate):
+        with translate_context_manager_errors(connection.transaction(), psycopg.Error, translate):
             yield PsycopgSession(connection)
     finally:
         status = connection.pgconn.transaction_status
@@ -73,7 +77,7 @@ class PsycopgConnectionDatabase(BlockingDatabase):
                 yield session
 
 
-class PsycopgConnectionPool(Protocol):
+class TypedPsycopgPool(Protocol):
     """The type of a pool of psycopg connections, such as `psycopg_pool.ConnectionPool`."""
 
     def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
@@ -85,11 +89,13 @@ class PsycopgPoolDatabase(BlockingDatabase):
     """Opens the transactions of a blocking client on the caller's pool of psycopg. It never closes
     the pool."""
 
-    def __init__(self, pool: PsycopgConnectionPool) -> None:
+    def __init__(self, pool: TypedPsycopgPool) -> None:
         self._pool = pool
 
     @contextmanager
     def transaction(self, isolation: Isolation) -> Generator[PsycopgSession]:
-        pooled = translate_block_errors(self._pool.connection(), psycopg.Error, make_connect_error)
+        pooled = translate_context_manager_errors(
+            self._pool.connection(), psycopg.Error, make_connect_error
+        )
         with pooled as connection, open_transaction(connection, isolation) as session:
             yield session

@@ -1,5 +1,5 @@
-"""UrlDatabase: a small pool of psycopg connections, for a blocking client that was created with a
-URL.
+"""UrlPoolDatabase: a small pool of psycopg connections, for a blocking client that was created
+with a URL.
 
 We do not use psycopg_pool, because its threads do not exist in a forked child process. A web server
 that loads the program before it forks would wait for a connection forever. We do not use the pool
@@ -21,7 +21,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 
-from riverpy._dsn import adapt_url_for_asyncpg, server_from_url
+from riverpy._dsn import adapt_url_for_asyncpg, database_address_from_url
 from riverpy._postgres.driver import CONNECT_TIMEOUT, PASSWORD_TIMEOUT_FRACTION, SERVER_VERSION_MIN
 from riverpy.errors import ClientStateError, ConfigError, ServerVersionError
 from riverpy.sync._database import BlockingDatabase, make_connect_error
@@ -61,7 +61,7 @@ class _ProcessConnections:
         self.idle: deque[_IdleConnection] = deque()
 
 
-class UrlDatabase(BlockingDatabase):
+class UrlPoolDatabase(BlockingDatabase):
     """A pool of connections to a URL. It takes the idle connection that was used last. After a
     fork, the child process opens its own connections."""
 
@@ -69,7 +69,7 @@ class UrlDatabase(BlockingDatabase):
         self, url: str, *, size: int, through_pooler: bool, password: PasswordSource | None
     ) -> None:
         self.url = url
-        self._hosts = server_from_url(url).hosts
+        self._hosts = database_address_from_url(url).hosts
         self._options = _make_connect_options(url, through_pooler=through_pooler)
         self._size, self._password = size, password
         self._through_pooler = through_pooler

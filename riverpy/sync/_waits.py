@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from riverpy._calls.base import ClientMethods
 from riverpy._calls.waits import WAIT_TIMEOUT_DEFAULT, check_job_ids, check_wait_timeout
 from riverpy._insert.errors import translate_insert_errors
-from riverpy._insert.recorder import expect_no_recorder
+from riverpy._insert.recorder import require_no_recorder
 from riverpy._postgres.damaged_jobs import make_damaged_jobs_error, read_jobs_in_parts
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
@@ -19,7 +19,7 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.jobs import FINAL_STATES, job_get_many
 from riverpy._postgres.waits import job_get_states
-from riverpy._waiting.job_wait import JobWait, make_missing_job_error
+from riverpy._waiting.job_wait import JobWaitCall, make_missing_job_error
 from riverpy._without_loop import sleep
 from riverpy.job import JobRow, JobState
 
@@ -52,12 +52,12 @@ class PollingWaitMethods(ClientMethods):
     ) -> InsertResult:
         """Insert a job."""
 
-    def expect_no_open_transaction(self) -> None:
+    def require_no_open_transaction(self) -> None:
         """Raise TransactionError if calls without `tx` run in an open transaction of the caller,
         because the wait would keep this transaction open. Subclasses also raise it if the caller
         must not block its thread. By default, do nothing."""
 
-    def handle_lost_connection(self) -> None:
+    def close_lost_connection(self) -> None:
         """Called after a poll failed. Subclasses let the next poll open a new connection. By
         default, do nothing."""
 
@@ -68,7 +68,7 @@ class PollingWaitMethods(ClientMethods):
     async def wait_many(self, job_ids: Iterable[int], *, timeout: timedelta | None) -> list[JobRow]:
         """Wait for jobs, as `riverpy.Client.wait_many` does."""
         ids, seconds = check_job_ids(job_ids), check_wait_timeout(timeout)
-        self.expect_no_open_transaction()
+        self.require_no_open_transaction()
         return await self._poll_until_ended(ids, seconds, time.monotonic())
 
     async def insert_and_wait(
@@ -76,15 +76,15 @@ class PollingWaitMethods(ClientMethods):
     ) -> JobRow:
         """Insert a job and wait for it, as `riverpy.Client.insert_and_wait` does."""
         seconds, began_at = check_wait_timeout(timeout), time.monotonic()
-        expect_no_recorder("insert_and_wait")
-        self.expect_no_open_transaction()
+        require_no_recorder("insert_and_wait")
+        self.require_no_open_transaction()
         inserted = await self.insert(args, opts, tx=None)
         return (await self._poll_until_ended([inserted.job.id], seconds, began_at))[0]
 
     async def _poll_until_ended(
         self, ids: list[int], timeout: float, began_at: float
     ) -> list[JobRow]:
-        wait, delay = JobWait(ids), POLL_DELAY_MIN
+        wait, delay = JobWaitCall(ids), POLL_DELAY_MIN
         states: dict[int, JobState] = {}
         read_error: str | None = None
         while wait.waiting_ids:
@@ -94,7 +94,7 @@ class PollingWaitMethods(ClientMethods):
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error):
                     raise
-                self.handle_lost_connection()
+                self.close_lost_connection()
                 read_error = describe_error(error)
             seconds_left = began_at + timeout - time.monotonic()
             if wait.error is not None or seconds_left <= 0:
@@ -105,7 +105,7 @@ class PollingWaitMethods(ClientMethods):
         row_by_id = wait.get_rows_or_raise(timeout, states, read_error)
         return [row_by_id[job_id] for job_id in ids]
 
-    async def _poll_jobs(self, wait: JobWait, states: dict[int, JobState]) -> None:
+    async def _poll_jobs(self, wait: JobWaitCall, states: dict[int, JobState]) -> None:
         """Read the states of the waiting jobs, and the rows of those that have ended."""
         schema, ids = self._config.schema, list(wait.waiting_ids)
         with translate_insert_errors(None, in_savepoint=True):
@@ -121,7 +121,7 @@ class PollingWaitMethods(ClientMethods):
                 await self._read_ended_jobs(connection, wait, ended)
 
     async def _read_ended_jobs(
-        self, connection: Transaction, wait: JobWait, ids: list[int]
+        self, connection: Transaction, wait: JobWaitCall, ids: list[int]
     ) -> None:
         parts, damaged = await read_jobs_in_parts(
             connection, ids, lambda part: job_get_many(connection, self._config.schema, part)
@@ -139,7 +139,9 @@ class BlockingWaitMethods:
     _calls: Any
 
     @abstractmethod
-    def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
+    def _run_coroutine(
+        self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None
+    ) -> ResultT:
         """Run a coroutine of `_calls` to its end, and return its result."""
 
     def wait(self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT) -> JobRow:
@@ -162,7 +164,7 @@ class BlockingWaitMethods:
             ClientStateError: the client has no database, or is closed.
             JobDamagedError: the server cannot read the job.
         """
-        return self._run(self._calls.wait(job_id, timeout=timeout), None)
+        return self._run_coroutine(self._calls.wait(job_id, timeout=timeout), None)
 
     def wait_many(
         self, job_ids: Iterable[int], *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
@@ -176,7 +178,7 @@ class BlockingWaitMethods:
             NotFoundError: one of the jobs does not exist, or was deleted. This is raised at once.
             RiverError: as `wait`.
         """
-        return self._run(self._calls.wait_many(job_ids, timeout=timeout), None)
+        return self._run_coroutine(self._calls.wait_many(job_ids, timeout=timeout), None)
 
     def insert_and_wait(
         self,
@@ -195,4 +197,4 @@ class BlockingWaitMethods:
             InsertError, SchemaMissingError: as `insert`; nothing was inserted.
             RiverError: as `wait`.
         """
-        return self._run(self._calls.insert_and_wait(args, opts, timeout=timeout), None)
+        return self._run_coroutine(self._calls.insert_and_wait(args, opts, timeout=timeout), None)

@@ -13,8 +13,8 @@ from riverpy._client_arguments import check_client_arguments
 from riverpy._without_loop import iterate_without_loop, run_without_loop
 from riverpy.config import Config
 from riverpy.errors import ConfigError
-from riverpy.sync._calls import BlockingCalls
-from riverpy.sync._choice import make_database
+from riverpy.sync._calls import BlockingClientCoroutines
+from riverpy.sync._choice import make_blocking_database
 from riverpy.sync._waits import BlockingWaitMethods
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class Client(BlockingWaitMethods):
         """
         check_client_arguments(workers, config)
         self._config = config or Config()
-        self._database = make_database(database, self._config, password)
-        self._calls: BlockingCalls | AsyncClient = BlockingCalls(
+        self._database = make_blocking_database(database, self._config, password)
+        self._calls: BlockingClientCoroutines | AsyncClient = BlockingClientCoroutines(
             self._database, self._config, workers
         )
 
@@ -139,11 +139,13 @@ class Client(BlockingWaitMethods):
         """Close the client, as `close` does."""
         self.close()
 
-    def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
+    def _run_coroutine(
+        self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None
+    ) -> ResultT:
         """Run a coroutine of `_calls` to its end, and return its result."""
         return run_without_loop(call)
 
-    def _expect_blocking_connection(self, tx: BlockingTransaction | None) -> None:
+    def _require_blocking_connection(self, tx: BlockingTransaction | None) -> None:
         """Raise ClientStateError if `run_once` would pass an async connection to its function."""
 
     def _iterate_results(
@@ -178,7 +180,7 @@ class Client(BlockingWaitMethods):
             SchemaMissingError: the database has no River tables.
             ClientStateError: there is no `tx`, and the client has no database or is closed.
         """
-        return self._run(self._calls.insert(args, opts, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.insert(args, opts, tx=_cast_tx(tx)), tx)
 
     def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
@@ -190,7 +192,7 @@ class Client(BlockingWaitMethods):
             InsertError: there is no job, or a job is not allowed; nothing was sent.
             RiverError, TypeError: as `insert`.
         """
-        return self._run(self._calls.insert_many(params, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.insert_many(params, tx=_cast_tx(tx)), tx)
 
     def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
@@ -204,7 +206,7 @@ class Client(BlockingWaitMethods):
             InsertError: as `insert_many`; or riverpy cannot use COPY on this kind of connection.
             RiverError, TypeError: as `insert`.
         """
-        return self._run(self._calls.insert_many_fast(params, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.insert_many_fast(params, tx=_cast_tx(tx)), tx)
 
     # -- one job
 
@@ -216,7 +218,7 @@ class Client(BlockingWaitMethods):
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
-        return self._run(self._calls.job_get(job_id, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.job_get(job_id, tx=_cast_tx(tx)), tx)
 
     def job_cancel(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Cancel a job, as `riverpy.Client.job_cancel` does. Returns the job.
@@ -224,7 +226,7 @@ class Client(BlockingWaitMethods):
         Raises:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return self._run(self._calls.job_cancel(job_id, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.job_cancel(job_id, tx=_cast_tx(tx)), tx)
 
     def job_retry(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Make a job available now, as `riverpy.Client.job_retry` does. Returns the job.
@@ -233,7 +235,7 @@ class Client(BlockingWaitMethods):
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
             UniqueConflictError: another job has the same unique key now.
         """
-        return self._run(self._calls.job_retry(job_id, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.job_retry(job_id, tx=_cast_tx(tx)), tx)
 
     def job_update(
         self, job_id: int, *, output: object, tx: BlockingTransaction | None = None
@@ -244,7 +246,9 @@ class Client(BlockingWaitMethods):
             ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return self._run(self._calls.job_update(job_id, output=output, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(
+            self._calls.job_update(job_id, output=output, tx=_cast_tx(tx)), tx
+        )
 
     def job_delete(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Delete a job. Returns the deleted job.
@@ -253,7 +257,7 @@ class Client(BlockingWaitMethods):
             JobRunningError: the job is running. Nothing was changed.
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return self._run(self._calls.job_delete(job_id, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.job_delete(job_id, tx=_cast_tx(tx)), tx)
 
     # -- many jobs
 
@@ -282,7 +286,7 @@ class Client(BlockingWaitMethods):
             tx=_cast_tx(tx),
             **filters,
         )
-        return self._run(call, tx)
+        return self._run_coroutine(call, tx)
 
     def jobs(
         self,
@@ -320,7 +324,7 @@ class Client(BlockingWaitMethods):
         Raises:
             ConfigError: a filter is not allowed.
         """
-        return self._run(self._calls.job_count(tx=_cast_tx(tx), **filters), tx)
+        return self._run_coroutine(self._calls.job_count(tx=_cast_tx(tx), **filters), tx)
 
     def job_delete_many(
         self,
@@ -341,7 +345,7 @@ class Client(BlockingWaitMethods):
         call = self._calls.job_delete_many(
             limit=limit, unsafe_all=unsafe_all, tx=_cast_tx(tx), **filters
         )
-        return self._run(call, tx)
+        return self._run_coroutine(call, tx)
 
     def job_retry_many(
         self,
@@ -360,7 +364,7 @@ class Client(BlockingWaitMethods):
         call = self._calls.job_retry_many(
             limit=limit, on_progress=on_progress, tx=_cast_tx(tx), **filters
         )
-        return self._run(call, tx)
+        return self._run_coroutine(call, tx)
 
     def job_cancel_many(
         self,
@@ -378,7 +382,7 @@ class Client(BlockingWaitMethods):
         call = self._calls.job_cancel_many(
             limit=limit, on_progress=on_progress, tx=_cast_tx(tx), **filters
         )
-        return self._run(call, tx)
+        return self._run_coroutine(call, tx)
 
     def job_delete_in_batches(
         self,
@@ -396,7 +400,7 @@ class Client(BlockingWaitMethods):
         call = self._calls.job_delete_in_batches(
             limit=limit, on_progress=on_progress, tx=_cast_tx(tx), **filters
         )
-        return self._run(call, tx)
+        return self._run_coroutine(call, tx)
 
     # -- queues, periodic jobs and the leader
 
@@ -406,7 +410,7 @@ class Client(BlockingWaitMethods):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        return self._run(self._calls.queue_get(name, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.queue_get(name, tx=_cast_tx(tx)), tx)
 
     def queue_list(
         self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: BlockingTransaction | None = None
@@ -416,7 +420,7 @@ class Client(BlockingWaitMethods):
         Raises:
             ConfigError: `limit` is below 1.
         """
-        return self._run(self._calls.queue_list(limit=limit, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.queue_list(limit=limit, tx=_cast_tx(tx)), tx)
 
     def queue_lags(
         self, names: Sequence[str], *, tx: BlockingTransaction | None = None
@@ -427,7 +431,7 @@ class Client(BlockingWaitMethods):
         Raises:
             ConfigError: a queue name is not allowed.
         """
-        return self._run(self._calls.queue_lags(names, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(self._calls.queue_lags(names, tx=_cast_tx(tx)), tx)
 
     def queue_update(
         self, name: str, *, metadata: Mapping[str, object], tx: BlockingTransaction | None = None
@@ -439,7 +443,9 @@ class Client(BlockingWaitMethods):
                 7,999 bytes.
             NotFoundError: no client has worked a queue with this name.
         """
-        return self._run(self._calls.queue_update(name, metadata=metadata, tx=_cast_tx(tx)), tx)
+        return self._run_coroutine(
+            self._calls.queue_update(name, metadata=metadata, tx=_cast_tx(tx)), tx
+        )
 
     def queue_pause(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
         """Stop all clients from claiming jobs of a queue, or of all queues if the name is `*`.
@@ -447,7 +453,7 @@ class Client(BlockingWaitMethods):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        self._run(self._calls.queue_pause(name, tx=_cast_tx(tx)), tx)
+        self._run_coroutine(self._calls.queue_pause(name, tx=_cast_tx(tx)), tx)
 
     def queue_resume(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
         """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
@@ -455,7 +461,7 @@ class Client(BlockingWaitMethods):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        self._run(self._calls.queue_resume(name, tx=_cast_tx(tx)), tx)
+        self._run_coroutine(self._calls.queue_resume(name, tx=_cast_tx(tx)), tx)
 
     def periodic_pause(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Pause a periodic job: the leader inserts no jobs for it until `periodic_resume` is
@@ -465,7 +471,7 @@ class Client(BlockingWaitMethods):
             NotFoundError: no leader has registered a periodic job with this id.
             SchemaMissingError: migration 2 of riverpy's own tables is not applied.
         """
-        self._run(self._calls.periodic_pause(job_id, tx=_cast_tx(tx)), tx)
+        self._run_coroutine(self._calls.periodic_pause(job_id, tx=_cast_tx(tx)), tx)
 
     def periodic_resume(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Resume a paused periodic job. No jobs are inserted for runs that were due during the
@@ -474,7 +480,7 @@ class Client(BlockingWaitMethods):
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
         """
-        self._run(self._calls.periodic_resume(job_id, tx=_cast_tx(tx)), tx)
+        self._run_coroutine(self._calls.periodic_resume(job_id, tx=_cast_tx(tx)), tx)
 
     def periodic_run(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Request that the leader inserts one job of a periodic job now, in addition to the
@@ -483,12 +489,12 @@ class Client(BlockingWaitMethods):
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
         """
-        self._run(self._calls.periodic_run(job_id, tx=_cast_tx(tx)), tx)
+        self._run_coroutine(self._calls.periodic_run(job_id, tx=_cast_tx(tx)), tx)
 
     def request_resign(self, *, tx: BlockingTransaction | None = None) -> None:
         """Request that the leader of this client's leader domain resigns, so that another client
         can become leader, as `riverpy.Client.request_resign` does."""
-        self._run(self._calls.request_resign(tx=_cast_tx(tx)), tx)
+        self._run_coroutine(self._calls.request_resign(tx=_cast_tx(tx)), tx)
 
     # -- effects that happen once
 
@@ -544,7 +550,7 @@ class Client(BlockingWaitMethods):
                 from `current_client`.
             Exception: the error that `fn` raised, or a database error.
         """
-        self._expect_blocking_connection(tx)
+        self._require_blocking_connection(tx)
         if iscoroutinefunction(fn):
             raise ConfigError("fn must be a plain function; riverpy.Client takes async ones")
 
@@ -553,4 +559,4 @@ class Client(BlockingWaitMethods):
 
         function: Any = run_function if callable(fn) else fn
         call = self._calls.run_once(key, function, kept=kept, wait=wait, tx=cast("Any", tx))
-        return cast("Execution[ResultT]", self._run(call, tx))
+        return cast("Execution[ResultT]", self._run_coroutine(call, tx))

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 from riverpy._calls.base import open_savepoint
-from riverpy.sync._calls import BlockingCalls
+from riverpy.sync._calls import BlockingClientCoroutines
 from riverpy.sync.client import Client
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ class BlockingTestClient(Client):
 
     def __init__(self, tx: BlockingTransaction, workers: Workers | None, config: Config) -> None:
         super().__init__(workers=workers, config=config)
-        self._calls = _BlockingTestCalls(tx, config, workers)
+        self._calls = _BlockingTestClientCoroutines(tx, config, workers)
 
 
-class _BlockingTestCalls(BlockingCalls):
+class _BlockingTestClientCoroutines(BlockingClientCoroutines):
     """The methods of a `BlockingTestClient`, as coroutines."""
 
     def __init__(self, tx: BlockingTransaction, config: Config, workers: Workers | None) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.sessions.records import Record
-    from riverpy._postgres.sessions.session import SessionState
+    from riverpy._postgres.sessions.session import CallerTransactionState
 
 T = TypeVar("T")
 
@@ -67,11 +67,11 @@ class CallingThreadExecutor(Executor):
         self._calls.put(_Call(future, lambda: fn(*args, **kwargs)))
         return future
 
-    async def call(self, function: Callable[[], T]) -> T:
+    async def call_in_calling_thread(self, function: Callable[[], T]) -> T:
         """Let the thread in `run` call a function, and return its result."""
         return await asyncio.wrap_future(self.submit(function))
 
-    def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run_in_event_loop_thread(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run an async function to its end in another thread, and return its result. Until then,
         execute the functions of `submit` and `call` in this thread."""
         result: Future[T] = Future()
@@ -157,11 +157,12 @@ class CallingThreadSession(CallerSession):
     def native_session(self) -> object:
         return self._session.native_session
 
-    def get_state(self) -> SessionState:
+    def get_state(self) -> CallerTransactionState:
+        """Return the state of the blocking session's transaction."""
         return self._session.get_state()
 
     async def _run_in_calling_thread(self, make_call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._thread.call(lambda: run_without_loop(make_call()))
+        return await self._thread.call_in_calling_thread(lambda: run_without_loop(make_call()))
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
         return await self._run_in_calling_thread(lambda: self._session.fetch(statement, *values))

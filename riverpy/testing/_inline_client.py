@@ -19,9 +19,9 @@ from riverpy.client import Client
 from riverpy.context import running_blocking_client
 from riverpy.errors import ClientStateError, UniqueConflictError
 from riverpy.testing._blocking_client import BlockingTestClient
-from riverpy.testing._inline_run import InlineRun
+from riverpy.testing._inline_run import InlineJobRunner
 from riverpy.testing._session_turns import hold_shared_turn
-from riverpy.testing._transaction_guard import TransactionGuard
+from riverpy.testing._transaction_guard import JobSavepoint
 from riverpy.worker import Workers
 
 if TYPE_CHECKING:
@@ -106,29 +106,31 @@ class InlineClient(Client):
         _refuse_connection()
 
     async def work_job(self, job_id: int) -> WorkResult:
-        """Work one waiting job in the transaction of the test, as `InlineRun.work_job` does."""
-        return await _work_job(self.make_inline_run(), job_id)
+        """Work one waiting job in the test's transaction, as `InlineJobRunner.work_job` does."""
+        return await _work_job(self.make_inline_job_runner(), job_id)
 
-    def make_inline_run(self) -> InlineRun:
+    def make_inline_job_runner(self) -> InlineJobRunner:
         """Return an object that works a job in the transaction of the test."""
         parts = self._make_client_parts(None, self._workers or Workers())
-        guard, transaction = TransactionGuard(self._tx), self._test_transaction
+        guard, transaction = JobSavepoint(self._tx), self._test_transaction
         blocking_client: BlockingTestClient | None = None
         if transaction.blocking_tx is not None:
             blocking_client = BlockingTestClient(
                 transaction.blocking_tx, self._workers, self._config
             )
         token = running_blocking_client.set(blocking_client)
-        try:  # InlineRun copies the context variables now. Its jobs run with this copy
-            return InlineRun(self, parts, self._open_test_transaction, guard, transaction.thread)
+        try:  # InlineJobRunner copies the context variables now. Its jobs run with this copy
+            return InlineJobRunner(
+                self, parts, self._open_test_transaction, guard, transaction.thread
+            )
         finally:
             running_blocking_client.reset(token)
 
     @staticmethod
-    def make_inline_run_on_pool(client: Client) -> InlineRun:
+    def make_inline_job_runner_on_pool(client: Client) -> InlineJobRunner:
         """Return an object that works a job with connections of an open client's pool."""
         parts = client._make_client_parts(None, client.workers or Workers())  # noqa: SLF001 (own class)
-        return InlineRun(client, parts, InlineClient.get_transaction_opener(client), None)
+        return InlineJobRunner(client, parts, InlineClient.get_transaction_opener(client), None)
 
     @staticmethod
     def get_inserter(client: Client) -> Inserter:
@@ -205,10 +207,10 @@ class InlineClient(Client):
 
 async def work_job_on_pool(client: Client, job_id: int) -> WorkResult:
     """Work one waiting job with connections of an open client's pool."""
-    return await _work_job(InlineClient.make_inline_run_on_pool(client), job_id)
+    return await _work_job(InlineClient.make_inline_job_runner_on_pool(client), job_id)
 
 
-async def _work_job(run: InlineRun, job_id: int) -> WorkResult:
+async def _work_job(run: InlineJobRunner, job_id: int) -> WorkResult:
     try:
         return await run.work_job(job_id)
     finally:

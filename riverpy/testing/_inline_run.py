@@ -1,4 +1,4 @@
-"""InlineRun: works one job for a test, without a running client.
+"""InlineJobRunner: works one job for a test, without a running client.
 
 It claims the job by its id. Then the executor of a client runs the job, and the completer of a
 client stores the result. All this uses the connection of the test.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from riverpy.client import Client
     from riverpy.retry import JobStuckHandler, StuckJob
     from riverpy.testing._inline_connection import TransactionOpener
-    from riverpy.testing._transaction_guard import TransactionGuard
+    from riverpy.testing._transaction_guard import JobSavepoint
 
 CANCELLED_JOB_TIMEOUT = 5.0
 """How long the code of a job may take to end after its test was cancelled, in seconds."""
@@ -101,7 +101,7 @@ class _StuckHandler:
         return self._handler is not None and self._handler.handle_stuck(job)
 
 
-class InlineRun:
+class InlineJobRunner:
     """Works one job. Create it in the task that calls `work_job`, because the job receives a copy
     of this task's context variables."""
 
@@ -110,7 +110,7 @@ class InlineRun:
         client: Client,
         parts: ClientParts,
         open_transaction: TransactionOpener,
-        guard: TransactionGuard | None,
+        guard: JobSavepoint | None,
         job_threads: Executor | None = None,
     ) -> None:
         """Prepare the executor and the completer.
@@ -186,7 +186,7 @@ class InlineRun:
             if error is not None:
                 raise error
             (attempt,) = self._ended_attempts
-            self._expect_stored(attempt)
+            self._require_stored(attempt)
             event = await anext(events)
         return WorkResult(event, await self._read_job(job_id), self._error_by_attempt.get(attempt))
 
@@ -253,7 +253,7 @@ class InlineRun:
             with anyio.move_on_after(RESULT_TIMEOUT, shield=True):
                 await ended.wait()
 
-    def _expect_stored(self, attempt: Attempt) -> None:
+    def _require_stored(self, attempt: Attempt) -> None:
         if attempt.stored_at:  # ignore a later error: only a notification can have failed
             return
         if (error := self._connection.error) is not None:

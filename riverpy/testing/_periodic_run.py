@@ -137,6 +137,7 @@ class PeriodicServiceRunner:
         connection = InlineConnection("maintenance", open_transaction)
 
         async def read_queue_scope() -> QueueScope:
+            """Return all queues, because a test has no leader domains."""
             return ALL_QUEUES
 
         context = TermContext(

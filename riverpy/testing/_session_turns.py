@@ -90,7 +90,7 @@ class SessionTurns:
         self.error: MixedSessionsError | None = None
         """The error to raise at the end of the test, if sessions overlapped in a wrong way."""
 
-    def expect_loop(self) -> None:
+    def require_test_loop(self) -> None:
         """Check that the caller runs in the event loop of the test.
 
         Raises:
@@ -119,7 +119,7 @@ class SessionTurns:
         if (turn := self._turn_by_session.get(session)) is not None:
             turn.is_committed = True
 
-    def expect_commit_allowed(self, session: object) -> None:
+    def require_commit_order(self, session: object) -> None:
         """Check that no other session has an open turn that began after the turn of this session.
 
         Raises:
@@ -166,10 +166,10 @@ class SessionTurns:
     def end_session_turn(self, session: object) -> None:
         """End the turn of a session, if it has one."""
         if (turn := self._turn_by_session.pop(session, None)) is not None:
-            self._record_undone_commits(turn)
+            self._check_undone_commits(turn)
             self._end_turn(turn)
 
-    def _record_undone_commits(self, turn: _Turn) -> None:
+    def _check_undone_commits(self, turn: _Turn) -> None:
         """At the end of a turn, check whether it undoes the commit of another session.
 
         If the turn was committed, record this in the turns that began before it. Otherwise set

@@ -39,4 +39,4 @@ def run_in_transaction(
     thread = CallingThreadExecutor()
     session = cast("CallerTransaction", CallingThreadSession(tx, thread))
     transaction = TestTransaction(session, cast("BlockingTransaction", tx), thread)
-    return thread.run(lambda: function(transaction))
+    return thread.run_in_event_loop_thread(lambda: function(transaction))

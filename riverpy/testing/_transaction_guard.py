@@ -1,4 +1,4 @@
-"""TransactionGuard: keeps the transaction of a test usable after a job has failed in it.
+"""JobSavepoint: keeps the transaction of a test usable after a job has failed in it.
 
 If a statement of a job fails, PostgreSQL aborts the transaction. In production the job's own
 transaction is rolled back, and the result is stored in another transaction. In a test there is only
@@ -37,7 +37,7 @@ _ABORTED_ERROR_TEXT = (
 )
 
 
-class TransactionGuard:
+class JobSavepoint:
     """Sets a savepoint before the code of a job, and rolls back to it if the code has aborted the
     transaction."""
 
@@ -79,11 +79,11 @@ class TransactionGuard:
                 rollback = get_query("session", "session_attempt_rollback", None)
                 await rollback.execute(self._connection)
         except (TransactionError, *DATABASE_ERRORS) as failure:
-            raise _make_ended_error(error) from failure
+            raise _make_transaction_ended_error(error) from failure
         if cause is None:
             return
         if (failure := await self._find_transaction_error()) is not None:
-            raise _make_ended_error(error) from failure
+            raise _make_transaction_ended_error(error) from failure
         if not has_failed:
             raise TransactionError(_ABORTED_ERROR_TEXT) from cause
 
@@ -96,7 +96,7 @@ class TransactionGuard:
         return None
 
 
-def _make_ended_error(error: BaseException | None) -> TransactionError:
+def _make_transaction_ended_error(error: BaseException | None) -> TransactionError:
     """Return the error for a transaction that the job's code has ended. `error` is the error that
     the code raised, if any."""
     if not isinstance(error, TimeoutError):

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 from riverpy._postgres.moved_times import (
     get_time_until_next_periodic_run,
-    move_times_of_jobs,
-    move_times_of_periodic_jobs,
+    move_times_of_jobs_into_past,
+    move_times_of_periodic_jobs_into_past,
 )
 from riverpy._postgres.periodic import periodic_table_exists
 from riverpy.client import Client
@@ -144,11 +144,13 @@ class _TimeAdvancer:
                     "of it is left: advance in shorter steps"
                 )
             slot_count += 1
-            await self._move_to_next_slot(min(left, await self._get_time_until_next_slot(left)))
+            await self._move_to_next_due_time(
+                min(left, await self._get_time_until_next_due_time(left))
+            )
         if duration:
             offsets = self._periodic_run.offset_by_job_id.items()
             async with self._open_transaction(isolation="autocommit") as connection:
-                await move_times_of_jobs(
+                await move_times_of_jobs_into_past(
                     connection,
                     self._schema,
                     duration,
@@ -156,7 +158,7 @@ class _TimeAdvancer:
                 )
         await self._periodic_run.make_due_jobs_available()
 
-    async def _get_time_until_next_slot(self, time_max: timedelta) -> timedelta:
+    async def _get_time_until_next_due_time(self, time_max: timedelta) -> timedelta:
         if not self._has_periodic_table or not self._periodic_run.row_ids:
             return time_max
         async with self._open_transaction(isolation="autocommit") as connection:
@@ -165,10 +167,10 @@ class _TimeAdvancer:
             )
         return time_max if time is None else max(time, timedelta(microseconds=1))
 
-    async def _move_to_next_slot(self, step: timedelta) -> None:
+    async def _move_to_next_due_time(self, step: timedelta) -> None:
         if self._has_periodic_table:
             async with self._open_transaction(isolation="autocommit") as connection:
-                await move_times_of_periodic_jobs(connection, self._schema, step)
+                await move_times_of_periodic_jobs_into_past(connection, self._schema, step)
         self._time.offset += step
         if isinstance(self._clock, FixedClock):
             self._clock.advance(step)

@@ -8,10 +8,10 @@ from riverpy._without_loop import run_without_loop
 from riverpy.testing.expected_job import check_expected_is_list, expect_job
 from riverpy.testing.job_source import is_blocking_source, read_jobs
 from riverpy.testing.matching import (
-    expect_no_job,
     find_job_sequence,
     find_matching_jobs,
     find_single_job,
+    require_no_job,
 )
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def require_not_inserted(
         tx,
         schema,
         [wanted],
-        lambda jobs: expect_no_job(jobs, wanted),
+        lambda jobs: require_no_job(jobs, wanted),
         must_exist=False,
     )
 

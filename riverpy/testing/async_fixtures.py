@@ -16,7 +16,7 @@ from riverpy._postgres.sessions.adapter import adapt_session
 from riverpy._postgres.test_databases import (
     TransactionState,
     fetch_transaction_state,
-    mark_transaction,
+    mark_test_transaction,
 )
 from riverpy._without_loop import run_without_loop
 from riverpy.errors import ConfigError, TransactionError
@@ -59,7 +59,7 @@ _MISSING_SAVEPOINT_SQLSTATE = "3B001"
 _UNKNOWN_STATE = TransactionState(is_marked=True, has_changed_tables=True)
 
 
-async def _fetch_state(connection: Transaction) -> TransactionState:
+async def _fetch_transaction_state_or_unknown(connection: Transaction) -> TransactionState:
     """Return the state of the transaction that a fixture has opened.
 
     `connection` must be the driver's connection, not that of SQLAlchemy. SQLAlchemy's connection
@@ -101,9 +101,9 @@ async def open_connection(url: str) -> AsyncGenerator[Connection]:
     try:
         transaction: Any = connection.transaction()
         await transaction.start()
-        await mark_transaction(connection)
+        await mark_test_transaction(connection)
         yield connection
-        state = await _fetch_state(connection)
+        state = await _fetch_transaction_state_or_unknown(connection)
         if not state.is_marked:
             raise TransactionEndedError("riverpy_connection")
         if is_in_transaction(connection):
@@ -138,7 +138,7 @@ async def open_session(
         transaction = await connection.begin()
         raw_connection = await connection.get_raw_connection()
         driver = _adapt_driver_connection(raw_connection.driver_connection, connection)
-        await mark_transaction(cast("Transaction", adapt_session(connection)))
+        await mark_test_transaction(cast("Transaction", adapt_session(connection)))
         makers = select_session_makers(session_makers, is_async=True)
         turns = SessionTurns()
         try:
@@ -155,7 +155,7 @@ async def open_session(
                     sync_session_class=_make_test_session_class(turns),
                 ) as session:
                     yield session
-                    state = await _fetch_state(driver)
+                    state = await _fetch_transaction_state_or_unknown(driver)
         except SQLAlchemyError as error:
             if _is_savepoint_missing(error):
                 state = state._replace(is_marked=False)
@@ -183,7 +183,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
     with engine.connect() as connection:
         transaction = connection.begin()
         driver = _adapt_driver_connection(connection.connection.driver_connection, connection)
-        run_without_loop(mark_transaction(cast("Transaction", adapt_session(connection))))
+        run_without_loop(mark_test_transaction(cast("Transaction", adapt_session(connection))))
         makers = select_session_makers(session_makers, is_async=False)
         turns = SessionTurns()
         try:
@@ -196,7 +196,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
                 ) as session,
             ):
                 yield session
-                state = run_without_loop(_fetch_state(driver))
+                state = run_without_loop(_fetch_transaction_state_or_unknown(driver))
         except SQLAlchemyError as error:
             if _is_savepoint_missing(error):
                 state = state._replace(is_marked=False)
@@ -349,7 +349,7 @@ def _make_turn_taking_class(
             SQLAlchemy calls this method before each statement."""
             bind: Any = super().get_bind(*args, **options)
             if can_wait:
-                turns.expect_loop()
+                turns.require_test_loop()
             if not turns.has_turn(self):
                 if not turns.is_free() and can_wait:
                     # `run_async` lets this synchronous method wait in the event loop
@@ -368,7 +368,7 @@ def _make_turn_taking_class(
         if session.get_nested_transaction() is None:
             turns.record_commit(session)
 
-    event.listen(TurnTakingSession, "before_commit", turns.expect_commit_allowed)
+    event.listen(TurnTakingSession, "before_commit", turns.require_commit_order)
     event.listen(TurnTakingSession, "after_commit", record_commit)
     event.listen(TurnTakingSession, "after_transaction_end", end_turn)
     return TurnTakingSession

@@ -76,7 +76,7 @@ def drain(
     """
 
     async def drain_in(transaction: TestTransaction | None) -> list[WorkResult]:
-        names = _check_arguments(client, queues, max_jobs)
+        names = _check_arguments_and_choose_queues(client, queues, max_jobs)
         return await _drain(client, names, transaction, with_scheduled, max_jobs)
 
     return drain_in(None) if tx is None else run_in_transaction(tx, drain_in)
@@ -114,7 +114,7 @@ async def _drain(
         )
 
 
-def _check_arguments(
+def _check_arguments_and_choose_queues(
     client: Client, queues: Sequence[str] | None, max_jobs: int
 ) -> list[str] | None:
     """Return the names of the queues whose jobs are worked; None: all queues."""

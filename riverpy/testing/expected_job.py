@@ -34,7 +34,7 @@ _SHOWN_START_LENGTH = 40
 difference."""
 
 
-class Difference(NamedTuple):
+class FieldDifference(NamedTuple):
     """A field or column of a job that does not have the expected value."""
 
     name: str
@@ -75,7 +75,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
         Raises:
             ArgsError: the args cannot be decoded.
         """
-        return MadeJob(row.columns(), cast("ArgsT", self._decode_args(row)))
+        return MadeJob(row.get_encoded_values(), cast("ArgsT", self._decode_args(row)))
 
     def _decode_args(self, row: JobRow) -> object:
         if self.args_type is RawArgs:
@@ -88,12 +88,12 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
                 f"{error}; they are {shorten_text(row.encoded_args)}"
             ) from error
 
-    def list_differences(self, row: JobRow) -> list[Difference]:
+    def list_differences(self, row: JobRow) -> list[FieldDifference]:
         """Return each field and column of a job that does not have the expected value. The job must
         have one of `kinds`."""
         return [*self._compare_args(row), *self._compare_columns(row)]
 
-    def _compare_args(self, row: JobRow) -> Iterable[Difference]:
+    def _compare_args(self, row: JobRow) -> Iterable[FieldDifference]:
         if self.exact_args is not None:
             yield from _compare_json(self.exact_args, row.encoded_args)
         if not self.fields:
@@ -101,14 +101,14 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
         try:
             args = self._decode_args(row)
         except ArgsError as error:
-            yield Difference("args", f"args of {self.args_type.__name__}", str(error))
+            yield FieldDifference("args", f"args of {self.args_type.__name__}", str(error))
             return
         for name, expected in self.fields.items():
             found = _get_field(args, name)
             if not _is_equal(expected, found):
                 yield _make_difference(name, expected, found)
 
-    def _compare_columns(self, row: JobRow) -> Iterable[Difference]:
+    def _compare_columns(self, row: JobRow) -> Iterable[FieldDifference]:
         for name, expected in self.columns.items():
             found = getattr(row, name)
             is_same = (
@@ -301,12 +301,12 @@ def _is_equal(expected: object, found: object) -> bool:
         return False
 
 
-def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
+def _compare_json(expected_text: str, found_text: str) -> Iterable[FieldDifference]:
     """Yield the members of two JSON objects that are different. The arguments are JSON texts."""
     expected, found = json.loads(expected_text), json.loads(found_text)
     if not isinstance(expected, dict) or not isinstance(found, dict):
         if expected != found:
-            yield Difference("args", shorten_text(expected_text), shorten_text(found_text))
+            yield FieldDifference("args", shorten_text(expected_text), shorten_text(found_text))
         return
     expected, found = cast("dict[str, Any]", expected), cast("dict[str, Any]", found)
     for name in dict.fromkeys([*expected, *found]):
@@ -315,7 +315,7 @@ def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
             yield _make_difference(name, *values)
 
 
-def _make_difference(name: str, expected: object, found: object) -> Difference:
+def _make_difference(name: str, expected: object, found: object) -> FieldDifference:
     """Return a Difference with both values as text. If long values begin with the same text, omit
     most of this text."""
     texts = [_to_text(value) for value in (expected, found)]
@@ -323,7 +323,7 @@ def _make_difference(name: str, expected: object, found: object) -> Difference:
     same = next((index for index, (a, b) in pairs if a != b), min(map(len, texts)))
     if same > _VALUE_LENGTH_MAX // 2 and max(map(len, texts)) > _VALUE_LENGTH_MAX:
         texts = [f"…{text[same - _SHOWN_START_LENGTH :]}" for text in texts]
-    return Difference(name, *map(shorten_text, texts))
+    return FieldDifference(name, *map(shorten_text, texts))
 
 
 def format_value(value: object) -> str:

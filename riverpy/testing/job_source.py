@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from riverpy._calls.job_page import JOB_LIMIT_MAX
 from riverpy._postgres.driver import is_asyncpg_connection, is_in_transaction, is_pool
 from riverpy._postgres.sessions.adapter import adapt_session
-from riverpy._postgres.sessions.session import CallerSession, SessionState
+from riverpy._postgres.sessions.session import CallerSession, CallerTransactionState
 from riverpy._postgres.transactions import is_blocking_transaction
 from riverpy._without_loop import make_async_context_manager
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.errors import ConfigError
 from riverpy.sync import Client as BlockingClient
-from riverpy.sync._calls import BlockingCalls
+from riverpy.sync._calls import BlockingClientCoroutines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -57,7 +57,7 @@ async def read_jobs(
     elif isinstance(source, BlockingClient):
         page = source.job_list(**options)
     else:
-        calls = BlockingCalls(None, Config(schema=schema), None)
+        calls = BlockingClientCoroutines(None, Config(schema=schema), None)
         async with _open_transaction(source) as tx:
             page = await calls.job_list(tx=cast("CallerTransaction", tx), **options)
     if len(page.jobs) == JOB_LIMIT_MAX:
@@ -89,7 +89,7 @@ def _begin_if_needed(session: CallerSession | None) -> AbstractAsyncContextManag
     if (
         not isinstance(session, CallerSession)
         or session.library != "psycopg"
-        or session.get_state() is not SessionState.NO_TRANSACTION
+        or session.get_state() is not CallerTransactionState.NO_TRANSACTION
     ):
         return nullcontext()
     block: Any = cast("Any", session.native_session).transaction()

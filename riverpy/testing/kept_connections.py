@@ -58,7 +58,7 @@ class KeptConnections:
             await close_connection(connection)
 
 
-class OpenLoops:
+class OpenTestLoops:
     """The event loops that run tests. When such a loop ends, the connections in it are closed."""
 
     def __init__(self) -> None:
@@ -85,6 +85,6 @@ class OpenLoops:
             await resource.close_in_loop()
 
 
-open_loops = OpenLoops()
+open_loops = OpenTestLoops()
 kept_connections = KeptConnections()
 open_loops.add_resource(kept_connections)

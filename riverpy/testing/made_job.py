@@ -200,7 +200,7 @@ class MadeJob(Job[ArgsT_co]):
         """The metadata of the row, as JSON text."""
         return self._row[JobColumn.METADATA]
 
-    def merge_metadata(self, key: str, json_text: str) -> None:
+    def record_metadata(self, key: str, json_text: str) -> None:
         """Set a metadata key in the recorded metadata. The value is a JSON text."""
         self._record_metadata(key, json_text)
 

@@ -43,7 +43,7 @@ def find_single_job(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> Mad
     return _decode_job(found[0], expected)
 
 
-def expect_no_job(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
+def require_no_job(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
     """Check that no job matches `expected`.
 
     Raises:

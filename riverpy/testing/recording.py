@@ -19,11 +19,11 @@ from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
 from riverpy.testing.expected_job import check_expected_is_list, expect_job
 from riverpy.testing.matching import (
-    expect_no_job,
     find_job_sequence,
     find_matching_jobs,
     find_single_job,
     format_job_list,
+    require_no_job,
 )
 from riverpy.testing.rows import make_inserted_row
 
@@ -127,7 +127,7 @@ class RecordedJobs:
             args=args,
             **fields,
         )
-        expect_no_job(self.jobs, wanted)
+        require_no_job(self.jobs, wanted)
 
     def require_many_inserted(self, expected: Sequence[object]) -> list[MadeJob[Any]]:
         """Check that exactly the expected jobs were recorded, in the order of the list; see
@@ -176,14 +176,14 @@ class RecordedJobs:
         """
         with self._lock:
             if refuses_duplicates:
-                self._expect_no_duplicate(rows)
+                self._require_no_duplicate(rows)
             places = [self._record_row(row, now) for row in rows]
             return [
                 InsertResult(self._entries[index].job, is_duplicate, is_duplicate and has_replaced)
                 for index, is_duplicate, has_replaced in places
             ]
 
-    def _expect_no_duplicate(self, rows: Sequence[InsertRow]) -> None:
+    def _require_no_duplicate(self, rows: Sequence[InsertRow]) -> None:
         keys = {entry.insert_row.unique_key for entry in self._entries}
         for row in rows:
             if row.unique_key is not None and row.unique_key in keys:
@@ -229,8 +229,8 @@ def _replace_values(entry: _RecordedJob, row: InsertRow, now: datetime) -> _Reco
         if merged.state != JobState.PENDING:
             state = JobState.AVAILABLE if due_at <= now else JobState.SCHEDULED
             merged = merged._replace(state=state)
-    values = [*_make_recorded_job(merged, entry.job.id, now).job.columns()]
-    values[JobColumn.CREATED_AT] = entry.job.columns()[JobColumn.CREATED_AT]
+    values = [*_make_recorded_job(merged, entry.job.id, now).job.get_encoded_values()]
+    values[JobColumn.CREATED_AT] = entry.job.get_encoded_values()[JobColumn.CREATED_AT]
     return _RecordedJob(merged, JobRow(values))
 
 

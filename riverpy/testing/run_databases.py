@@ -1,4 +1,4 @@
-"""RunDatabases: creates and drops the databases of one run of pytest on one server.
+"""PytestRunDatabases: creates and drops the databases of one run of pytest on one server.
 
 A run has one or more processes (the workers of pytest-xdist). The first process creates a template
 database with River's and riverpy's tables, and a function of the user may prepare it. Each process
@@ -71,9 +71,9 @@ def _explaining_errors(url_setting_name: str) -> Generator[None]:
 
 
 @contextmanager
-def open_run_databases(
+def open_pytest_run_databases(
     server_url: str, run: int, worker: str, url_setting_name: str = "the URL"
-) -> Generator[RunDatabases]:
+) -> Generator[PytestRunDatabases]:
     """Connect to the server for one process of a run of pytest. At the end, drop the databases that
     no other process of the run needs.
 
@@ -91,19 +91,21 @@ def open_run_databases(
         with _explaining_errors(url_setting_name):
             connection = portal.call(_connect, server_url)
         try:
-            databases = RunDatabases(portal, connection, server_url, run, worker, url_setting_name)
+            databases = PytestRunDatabases(
+                portal, connection, server_url, run, worker, url_setting_name
+            )
             with _explaining_errors(url_setting_name):
-                portal.call(databases.begin)
+                portal.call(databases.begin_run)
             try:
                 yield databases
             finally:
                 with _explaining_errors(url_setting_name):
-                    portal.call(databases.end)
+                    portal.call(databases.end_run)
         finally:
             portal.call(close_connection, connection)
 
 
-class RunDatabases:
+class PytestRunDatabases:
     """The databases of a run of pytest, for one process of the run.
 
     The methods that are not async block the calling thread. Any thread may call them, except the
@@ -128,11 +130,11 @@ class RunDatabases:
         self._database: Connection | None = None
         """A connection to the database of this process. It empties the tables between tests."""
 
-    async def begin(self) -> None:
+    async def begin_run(self) -> None:
         """Acquire the lock of this run of pytest, and drop the databases of runs that have
         ended."""
         await statements.disable_idle_session_timeout(self._connection)
-        await statements.lock_run(self._connection, self._run)
+        await statements.lock_test_run(self._connection, self._run)
         oid = await statements.fetch_database_oid(self._connection)
         self._prefix = f"{DATABASE_NAME_PREFIX}{oid}_"
         names = await statements.fetch_database_names(self._connection, self._prefix)
@@ -140,23 +142,23 @@ class RunDatabases:
             if run is not None:
                 await self._drop_run_if_ended(run)
 
-    async def end(self) -> None:
+    async def end_run(self) -> None:
         """Drop the database of this process. If this is the last process of the run of pytest, drop
         the template database of the run too."""
         if self._database is not None:
             await close_connection(self._database)
         await statements.drop_database(self._connection, self._make_database_name(self._worker))
-        await statements.unlock_run(self._connection, self._run)
+        await statements.unlock_test_run(self._connection, self._run)
         await self._drop_run_if_ended(self._run)
 
     async def _drop_run_if_ended(self, run: int) -> None:
-        if not await statements.try_lock_ended_run(self._connection, run):
+        if not await statements.try_lock_ended_test_run(self._connection, run):
             return
         prefix = f"{self._prefix}{run:08x}_"
         for name in await statements.fetch_database_names(self._connection, prefix):
             with suppress(InsufficientPrivilegeError):  # the database may belong to another role
                 await statements.drop_database(self._connection, name)
-        await statements.unlock_ended_run(self._connection, run)
+        await statements.unlock_ended_test_run(self._connection, run)
 
     def _make_database_name(self, use: str) -> str:
         return f"{self._prefix}{self._run:08x}_{use}"
@@ -241,7 +243,7 @@ class RunDatabases:
         if error is not None:
             raise error
 
-    def expect_empty_tables(self) -> None:
+    def empty_tables_and_require_empty(self) -> None:
         """Check that a test which must not commit has left no rows. If it has, empty the tables.
 
         Raises:

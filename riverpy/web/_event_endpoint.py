@@ -124,7 +124,7 @@ class _EventEndpoint:
         rows, row = get_row_reader(self._client.watch(found_id)), None
         try:
             with anyio.move_on_after(FIRST_READ_TIMEOUT):
-                row = await rows.read_row()
+                row = await rows.receive_row()
         except NotFoundError:
             return PlainTextResponse(_NO_JOB_TEXT, 404)
         if row is not None and row.state in FINAL_STATES and rows.read_version == last_event_id:

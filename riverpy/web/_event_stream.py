@@ -143,7 +143,7 @@ async def stream_job_changes(
                 yield message
         while True:
             try:
-                row = await reader.read_item(rows.read_row)
+                row = await reader.read_item(rows.receive_row)
             except NotFoundError:
                 yield encode_server_sent_event("deleted", msgspec.json.encode({"id": rows.job_id}))
                 return

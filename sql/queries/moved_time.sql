@@ -2,7 +2,7 @@
 -- of the caller may have its own codecs.
 
 
--- name: move_times_of_jobs
+-- name: move_times_of_jobs_into_past
 -- Move all times of all jobs into the past: those of @ids by their durations in @moves, and all others by @by.
 with moved as materialized (
   select job.id, coalesce(given.by::interval, @by::text::interval) as by
@@ -29,7 +29,7 @@ from moved
 where job.id = moved.id;
 
 
--- name: move_times_of_periodic_jobs
+-- name: move_times_of_periodic_jobs_into_past
 -- Move all times of all periodic jobs into the past.
 update /* schema */ riverpy_periodic
 set

@@ -4,21 +4,21 @@
 -- what the database is for. CREATE, ALTER and DROP DATABASE take no parameters: the names that start with `a_` are replaced.
 
 
--- name: test_database_lock_run
+-- name: test_database_lock_test_run
 -- Each process of a run holds this lock, shared, while databases of the run exist.
 select pg_advisory_lock_shared(@namespace, @run);
 
 
--- name: test_database_unlock_run
+-- name: test_database_unlock_test_run
 select pg_advisory_unlock_shared(@namespace, @run);
 
 
--- name: test_database_try_lock_run
+-- name: test_database_try_lock_ended_test_run
 -- True: no process of the run is alive.
 select pg_try_advisory_lock(@namespace, @run);
 
 
--- name: test_database_unlock_ended_run
+-- name: test_database_unlock_ended_test_run
 select pg_advisory_unlock(@namespace, @run);
 
 
@@ -185,7 +185,7 @@ where pid = any (pg_blocking_pids(@pid)) and backend_type = 'client backend';
 select pg_terminate_backend(@pid);
 
 
--- name: test_database_mark_transaction
+-- name: test_database_mark_test_transaction
 -- The mark ends with the transaction. A test that waits for a lock, which another session has forgotten, fails at some time.
 select set_config('riverpy.test_transaction', 'open', true), set_config('lock_timeout', '10s', true);
 

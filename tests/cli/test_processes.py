@@ -303,7 +303,7 @@ def test_wrong_number(number: str) -> None:
 
 ORPHANS = """
 import os
-from riverpy._tools.processes.orphans import collect_exit_codes_once
+from riverpy._tools.processes.orphans import collect_orphan_exit_codes_once
 
 def start_and_end():
     if (pid := os.fork()) == 0:
@@ -311,15 +311,15 @@ def start_and_end():
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return pid
 
-collect_exit_codes_once(set())  # there is none
+collect_orphan_exit_codes_once(set())  # there is none
 orphan = start_and_end()
-collect_exit_codes_once(set())
+collect_orphan_exit_codes_once(set())
 try:
     os.waitpid(orphan, 0)
 except ChildProcessError:
     print("collected")
 own = start_and_end()
-collect_exit_codes_once({own})
+collect_orphan_exit_codes_once({own})
 print(os.waitstatus_to_exitcode(os.waitpid(own, 0)[1]))
 """
 

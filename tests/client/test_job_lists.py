@@ -84,7 +84,7 @@ async def test_filters(client: Client) -> None:
     returned."""
     jobs = {job.id: job for job in (await client.job_list()).jobs}
     assert list(jobs) == list(range(1, 49))
-    assert jobs[9].columns() == tuple((await client.job_get(9)).columns())
+    assert jobs[9].get_encoded_values() == tuple((await client.job_get(9)).get_encoded_values())
     cases: list[tuple[JobFilters, list[int]]] = [
         ({"ids": [30, 2, 2, 999]}, [2, 30]),
         ({"kinds": ["kind1", "none"]}, [i for i in jobs if i % 3 == 1]),

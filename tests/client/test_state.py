@@ -617,6 +617,6 @@ def test_include_and_replace() -> None:
     with pytest.raises(ConfigError, match="replace=True"):
         first.job(kind="one")(new)
     first.job(kind="one", replace=True)(new)
-    assert [unit.work for unit in first.units()] == [new, new, new]
+    assert [unit.work for unit in first.list_registered_workers()] == [new, new, new]
     with pytest.raises(ConfigError, match="include takes"):
         first.include([])  # type: ignore[arg-type]

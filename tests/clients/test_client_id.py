@@ -12,7 +12,7 @@ import pytest
 
 from riverpy import ClientIdInUseError, Job
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED, CLIENT_ID_LOST, WORKER_STARTED
-from riverpy._postgres.clients import client_list_candidates, election_get_status
+from riverpy._postgres.clients import client_list_candidates, default_domain_get_election_status
 from riverpy._postgres.domains import domain_list_members
 from riverpy._tools.reads import read_clients
 from riverpy.migrate import Migrator
@@ -220,7 +220,7 @@ async def test_stopping(rig: Rig, version: int) -> None:
         await rig.until(leads, 1)
         client.stop()
         await rig.until(leads, 0)
-        look = await election_get_status(connection, rig.schema.name)
+        look = await default_domain_get_election_status(connection, rig.schema.name)
         candidates = await client_list_candidates(connection, rig.schema.name, domain="default")
         (member,) = await domain_list_members(connection, rig.schema.name)
         (row,) = await read_clients(connection, rig.schema.name, limit=1)

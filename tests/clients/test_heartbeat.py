@@ -101,7 +101,7 @@ class FakeServer:
         async with ServiceGroup() as group:
             await group.start(heartbeat)
             yield heartbeat
-        heartbeat.forget_registered_run()
+        heartbeat.record_run_end()
 
     def _displace(self) -> None:
         self.displaced += 1
@@ -160,7 +160,7 @@ async def test_any_healthy_connection(server: FakeServer, log: list[dict[str, An
             connection.is_broken = True
         await server.timer.advance(60)
         assert heartbeat.can_claim_jobs
-        assert heartbeat.contact_duration() == 180
+        assert heartbeat.unbroken_contact_seconds() == 180
     times = [at for at, _ in server.beats]
     assert max(later - earlier for earlier, later in pairwise(times)) <= 14
     assert {name for _, name in server.beats} == {"reserved", "claims", "results"}
@@ -200,20 +200,20 @@ async def test_contact(server: FakeServer) -> None:
     """The contact grows from the first heartbeat, is 0 when the last one is older than half of
     `dead_after`, and begins again after that; a shorter gap does not break it."""
     async with server.beating() as heartbeat:
-        assert heartbeat.contact_duration() == 0
+        assert heartbeat.unbroken_contact_seconds() == 0
         await server.timer.advance(100)
-        assert heartbeat.contact_duration() == 100
+        assert heartbeat.unbroken_contact_seconds() == 100
         server.break_all()
         await server.timer.advance(12)
         server.break_all(broken=False)
         await server.timer.advance(18)
-        assert heartbeat.contact_duration() == 130
+        assert heartbeat.unbroken_contact_seconds() == 130
         server.break_all()
         await server.timer.advance(31)
-        assert heartbeat.contact_duration() == 0
+        assert heartbeat.unbroken_contact_seconds() == 0
         server.break_all(broken=False)
         await server.timer.advance(10)
-        assert 0 < heartbeat.contact_duration() <= 10
+        assert 0 < heartbeat.unbroken_contact_seconds() <= 10
 
 
 @pytest.mark.parametrize("how", ["suspend", "stall"])
@@ -225,15 +225,15 @@ async def test_time_that_was_missed(server: FakeServer, how: str) -> None:
         if how == "suspend":
             await server.timer.suspend(40)
             assert not heartbeat.can_claim_jobs
-            assert heartbeat.contact_duration() == 0
+            assert heartbeat.unbroken_contact_seconds() == 0
             await server.timer.advance(10)
         else:
             server.timer._now += 40  # it finds out before anything else runs
             assert not heartbeat.can_claim_jobs
-            assert heartbeat.contact_duration() == 0
+            assert heartbeat.unbroken_contact_seconds() == 0
             await server.timer.stall(0)
         assert heartbeat.can_claim_jobs
-        assert heartbeat.contact_duration() < 20
+        assert heartbeat.unbroken_contact_seconds() < 20
 
 
 async def test_another_run_has_registered(server: FakeServer, log: list[dict[str, Any]]) -> None:
@@ -258,7 +258,7 @@ async def test_before_it_runs(server: FakeServer) -> None:
     connections: Any = server.connections
     heartbeat = HeartbeatWriter(REGISTRATION, Config(), connections, server.timer, lambda: None)
     assert heartbeat.can_claim_jobs
-    assert heartbeat.contact_duration() == 0
+    assert heartbeat.unbroken_contact_seconds() == 0
     await heartbeat.delete_client_row()
     assert not server.beats
 

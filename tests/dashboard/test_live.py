@@ -94,16 +94,16 @@ async def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "REGIONS_MAX", 1)
     regions, source = LiveRegions(), Source()
     other = KEY._replace(access_level="write")
-    with regions.follow(KEY, source.render) as region:
-        with regions.follow(KEY, source.render) as same:
+    with regions.follow_region(KEY, source.render) as region:
+        with regions.follow_region(KEY, source.render) as same:
             assert same is region
             with pytest.raises(PageError) as refused:
                 regions.open_stream(other, source.render, 0.0)
             assert refused.value.status_code == 503
-            with regions.follow(KEY, source.render), pytest.raises(PageError):
+            with regions.follow_region(KEY, source.render), pytest.raises(PageError):
                 regions.open_stream(KEY, source.render, 0.0)
         assert region.follower_count == 1
-    with regions.follow(KEY, source.render) as new:
+    with regions.follow_region(KEY, source.render) as new:
         assert new is not region
     monkeypatch.setattr(live, "STREAM_SECONDS_MAX", 0.0)
     assert [part async for part in live._stream_region(region, 0.0)] == [b": riverpy\n\n"]
@@ -114,7 +114,7 @@ async def test_change(monkeypatch: pytest.MonkeyPatch) -> None:
     at once, also one whose rendering runs."""
     monkeypatch.setattr(live, "SERVER_STOP_POLL_INTERVAL", 0.01)
     source, regions = Source(), LiveRegions()
-    with regions.follow(KEY, source.render) as region:
+    with regions.follow_region(KEY, source.render) as region:
         await region.render_if_due()
         page = live._stream_region(region, time.monotonic())
         assert await anext(page) == b": riverpy\n\n"

@@ -17,7 +17,7 @@ from riverpy._dashboard.plots import (
     make_plot_section,
     make_sparklines,
 )
-from riverpy._postgres.job_counts import JobCounts, QueueStepCounts, StepCounts
+from riverpy._postgres.job_counts import JobCounts, QueueTimeStepCounts, TimeStepCounts
 from riverpy.web import dashboard
 from tests.dashboard.site_kit import Browser, insert_job
 
@@ -35,11 +35,11 @@ FROM unnest(array['', '*', '<b>q']) AS queue
 
 def step_at(
     started_at: int, since: int | None = 0, attempts: int = 0, **values: float
-) -> StepCounts:
+) -> TimeStepCounts:
     """Return a step with these counts."""
     empty = JobCounts("", attempts, *[0] * 10)
     counts = empty._replace(**values)  # pyright: ignore[reportArgumentType]
-    return StepCounts(started_at, since, counts)
+    return TimeStepCounts(started_at, since, counts)
 
 
 def test_shapes() -> None:
@@ -81,10 +81,10 @@ def test_shapes() -> None:
     lines = make_sparklines(
         {
             "aa": [
-                QueueStepCounts("aa", 3600 * 5, 4, 1),
-                QueueStepCounts("aa", 3600 * 4 + 300, 8, 0),
+                QueueTimeStepCounts("aa", 3600 * 5, 4, 1),
+                QueueTimeStepCounts("aa", 3600 * 4 + 300, 8, 0),
             ],
-            "old": [QueueStepCounts("old", 0, 4, 0)],
+            "old": [QueueTimeStepCounts("old", 0, 4, 0)],
         },
         now,
     )

@@ -34,9 +34,9 @@ from riverpy._fleet.filters import (
 from riverpy._fleet.messages import (
     ANNOUNCEMENTS_MAX,
     EventMessage,
-    MessageBuilder,
+    EventPayloadBuilder,
     decode_announcement,
-    decode_message,
+    decode_event_payload,
     encode_announcements,
     encode_ascii_json,
 )
@@ -299,7 +299,7 @@ def test_rate_and_broken_messages() -> None:
     long text is left out before."""
     waiting = outbox.FleetOutbox(lambda: None)
     waiting.filters = [ALL_EVENTS_FILTER]
-    messages = MessageBuilder("c" * 100)
+    messages = EventPayloadBuilder("c" * 100)
 
     def fail() -> EventMessage:
         raise ZeroDivisionError
@@ -316,13 +316,13 @@ def test_rate_and_broken_messages() -> None:
     payloads = messages.build_payloads(lines * 200, waiting.dropped_count)
     assert len(payloads) > 1
     assert all(len(one) <= PAYLOAD_BYTES_MAX and one.isascii() for one in payloads)
-    decoded = [decode_message(one) for one in payloads]
+    decoded = [decode_event_payload(one) for one in payloads]
     assert sum(len(one[1]) for one in decoded if one) == 400
     assert [one[0].dropped for one in decoded if one][:2] == [2, 0]
     for text in ("", "x", '{"client": 1}', '{"client": "c", "number": 1}\n{'):
-        assert decode_message(text) is None
+        assert decode_event_payload(text) is None
     deep = "[" * 100_000
-    assert decode_message(f'{{"client": "c", "number": 1}}\n{deep}') is None
+    assert decode_event_payload(f'{{"client": "c", "number": 1}}\n{deep}') is None
 
 
 def test_announcements() -> None:

@@ -63,7 +63,7 @@ async def test_states_progress_and_output(
         changes = watcher.watch(inserted.job.id)
         first = await anext(changes)
         assert (first.kind, first.job.state) == (JobChangeKind.PRESENT, JobState.AVAILABLE)
-        await watcher._fleet_follower.wait_until_announced()
+        await watcher._fleet_follower.wait_until_wanted_events_announced()
         await worker.queue_resume("default")
         async for change in changes:
             done = None if change.progress is None else change.progress.done
@@ -139,7 +139,7 @@ async def test_many_watches(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
             break
         while len(client._fleet_follower._readers_by_id) < 50:
             await asyncio.sleep(0)
-        await client._fleet_follower.wait_until_announced()
+        await client._fleet_follower.wait_until_wanted_events_announced()
         before = len(sent)
         await rig.schema.execute(done)
         for task in watches[:49] + watches[50:99]:

@@ -294,7 +294,7 @@ async def test_rows_equal_those_of_transactions(schema: Schema) -> None:
             await client.insert_many(batch, tx=connection)
         for result in results:
             found = await client.job_get(result.job.id)
-            assert len(result.job.columns()) == len(found.columns())
+            assert len(result.job.get_encoded_values()) == len(found.get_encoded_values())
             names = [name for name, one in vars(JobRow).items() if isinstance(one, property)]
             assert "created_at" in names
             for name in names:

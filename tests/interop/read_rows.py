@@ -28,7 +28,7 @@ FROM river_job WHERE id = $1
 
 def read_by_python(job: JobRow) -> Row:
     """Convert a row that Python read."""
-    columns = job.columns()
+    columns = job.get_encoded_values()
     states = job.unique_states
     return {
         "id": job.id,

@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 def record(what: str, job: riverpy.JobRow | None = None, **values: Any) -> None:
     """Record an act with the current time."""
     if job is not None:
-        claim = job.columns()[JobColumn.ATTEMPTED_AT]
+        claim = job.get_encoded_values()[JobColumn.ATTEMPTED_AT]
         values |= {"job_id": job.id, "attempt": job.attempt, "claim": claim, "kind": job.kind}
     act = Act(process=_process, what=what, at=time.time(), **values)
     os.write(_acts, _encoder.encode(act) + b"\n")

@@ -25,7 +25,7 @@ class SteppedPostgres(EmbeddedPostgres):
 
     @property
     def _program_environment(self) -> dict[str, str]:
-        return super()._program_environment | self.clock.environment
+        return super()._postgres_environment | self.clock.environment
 
 
 class SteppedServer(Server):

@@ -41,7 +41,7 @@ class LeadProcess(Process):
     def receive(self, payload: str) -> None:
         """Receive a notification, if the network delivers it."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(self.engine.handle_notification, payload)
+            self.loop.call_soon(self.engine.receive_notification, payload)
 
 
 class LeadWorld(World):

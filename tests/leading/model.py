@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from riverpy._clock import Timer
-from riverpy._leading.election import Election, handle_leadership_notification
+from riverpy._leading.election import Election, receive_leadership_notification
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import LeaseStore
 from riverpy._lifecycle import ServiceGroup
@@ -407,7 +407,7 @@ class Process:
     def receive(self, payload: str) -> None:
         """Receive a notification, if the network delivers it."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(handle_leadership_notification, self.engine, payload)
+            self.loop.call_soon(receive_leadership_notification, self.engine, payload)
 
     def step(self) -> None:
         """Run all callbacks and timers that are due."""

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from riverpy import StopCause
-from riverpy._leading.election import Election, handle_leadership_notification
+from riverpy._leading.election import Election, receive_leadership_notification
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import LeaseStore
 from riverpy._leases.timing import LeaseTiming
@@ -207,7 +207,7 @@ class Candidate:
         await settle()
 
     def receive(self, payload: str) -> None:
-        handle_leadership_notification(self.engine, payload)
+        receive_leadership_notification(self.engine, payload)
 
     @property
     def leads(self) -> bool:

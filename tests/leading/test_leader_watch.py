@@ -66,7 +66,9 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A fake server."""
     server = FakeServer()
-    monkeypatch.setattr("riverpy._leading.leader_watch.election_get_status", server.status)
+    monkeypatch.setattr(
+        "riverpy._leading.leader_watch.default_domain_get_election_status", server.status
+    )
     return server
 
 

@@ -735,7 +735,7 @@ async def test_p15_term_begins_once(clients: Competition) -> None:
     maintenance = await clients.add("a")
     for _ in range(5):
         clients.elections["a"]._engine.wake_all_callers()
-        clients.elections["a"]._engine.handle_lease_released(DEFAULT_DOMAIN, "b")
+        clients.elections["a"]._engine.wake_callers_after_release(DEFAULT_DOMAIN, "b")
         await clients.timer.advance(TIMING.attempt_interval)
     assert len(clients.store.times_of("renew", "a")) == 5
     assert len(maintenance.made) == 1

@@ -289,7 +289,7 @@ class LeaseProcess(Process):
     def receive(self, payload: str) -> None:
         """Receive a notification, unless the process or its network is down."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(self.engine.handle_notification, payload)
+            self.loop.call_soon(self.engine.receive_notification, payload)
 
     def resync(self) -> None:
         """Handle a reconnect."""

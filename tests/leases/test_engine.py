@@ -486,11 +486,11 @@ async def test_notification_of_a_release(
             _payload("something"),
             "no message",
         ):
-            engine.handle_notification(payload)
+            engine.receive_notification(payload)
         await timer.advance(0.1)
         assert block.lease is None
         received_at = timer.seconds_since_boot()
-        engine.handle_notification(_payload("released"))
+        engine.receive_notification(_payload("released"))
         await timer.advance(0.06)
         assert block.lease is not None
         assert received_at <= store.times_of("acquire")[-1] <= received_at + 0.05
@@ -703,12 +703,12 @@ async def test_release_request(store: Store, engine: LeaseEngine, timer: Virtual
         tasks.start_soon(block.run)
         await timer.advance(1)
         assert block.lease is not None
-        engine.handle_notification(
+        engine.receive_notification(
             _payload("resign_requested", holder="a", epoch=block.lease.epoch - 1)
         )
         await settle()
         assert not block.is_cancelled
-        engine.handle_notification(
+        engine.receive_notification(
             _payload("resign_requested", holder="a", epoch=block.lease.epoch)
         )
         requested_at = timer.seconds_since_boot()

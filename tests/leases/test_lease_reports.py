@@ -15,7 +15,7 @@ from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.timing import LeaseTiming
 from riverpy._postgres import clients, lease_reports
 from riverpy._postgres.lease_reports import LeaseReport, ReportedLag
-from riverpy._tools.lease_map import LeaseMap, read_lease_map
+from riverpy._tools.lease_map import LeaseReportMap, read_lease_reports
 from riverpy.migrate import Migrator
 from tests._time import VirtualTimer, settle
 from tests.clients.test_heartbeat import REGISTRATION
@@ -34,10 +34,10 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "EARLY_HEARTBEAT_DELAY", 0.0)
 
 
-async def read_map(schema: Schema) -> LeaseMap:
+async def read_map(schema: Schema) -> LeaseReportMap:
     """The reports of the live clients."""
     async with schema.connected() as connection:
-        return await read_lease_map(connection, schema.name)
+        return await read_lease_reports(connection, schema.name)
 
 
 async def next_heartbeat(client: Client) -> None:
@@ -46,7 +46,7 @@ async def next_heartbeat(client: Client) -> None:
     await run._heartbeat._try_to_write_heartbeat()
 
 
-async def until_standby(schema: Schema, name: str) -> LeaseMap:
+async def until_standby(schema: Schema, name: str) -> LeaseReportMap:
     """Wait until only client `two` stands by for a lease of client `one`."""
     async with asyncio.timeout(30):
         while True:
@@ -93,7 +93,7 @@ async def test_standbys_of_a_singleton(schema: Schema) -> None:
             waiting.cancel()
             assert two.stats().singletons["a"].standby
             assert not one.stats().singletons["a"].standby
-            run._client.leases._engine.handle_release_request("a", epoch=held.epoch)
+            run._client.leases._engine.resign_on_request("a", epoch=held.epoch)
             await soon(tasks[1].began)
             await until(lambda: one.stats().singletons["a"].standby)
             await next_heartbeat(two)
@@ -129,10 +129,10 @@ async def test_standby_of_an_engine() -> None:
     engine = LeaseEngine(leases, holder="me", timing=LeaseTiming(15.0, 5.0), timer=timer)  # type: ignore[arg-type]
     waiting = asyncio.create_task(engine.acquire("a"))
     await settle()
-    assert engine.standby_names == ["a"]
+    assert engine.standby_lease_names == ["a"]
     now = timer.seconds_since_boot()
     engine._acquire_paused_until["a"] = now + 5.0
-    assert engine.standby_names == []
+    assert engine.standby_lease_names == []
     engine._acquire_paused_until["a"] = now + 4.9
     assert engine.is_standby_for("a")
     unfinished: Any = [type("Ended", (), {"name": "a", "is_used": True})()]
@@ -140,7 +140,7 @@ async def test_standby_of_an_engine() -> None:
     assert not engine.is_standby_for("a")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert engine.standby_names == []
+    assert engine.standby_lease_names == []
 
 
 async def test_one_statement(schema: Schema) -> None:
@@ -169,12 +169,14 @@ async def test_one_statement(schema: Schema) -> None:
     assert json.loads(stored)["standby"] == ["s:a", "s:b"]
     found = await read_map(schema)
     assert found.standby_client_ids("s:b", holder="x") == ["me"]
-    known = found.find_lag("s:c", holder="me", epoch=7)
+    known = found.find_reported_lag("s:c", holder="me", epoch=7)
     assert known is not None
     assert (known.count, known.age) == (3, 1.5)
     assert known.reported_ago >= 0.5
-    assert found.find_lag("s:c", holder="me", epoch=8) is None  # a later term of the same client
-    assert found.find_lag("s:c", holder="x", epoch=7) is None  # a later holder
+    assert (
+        found.find_reported_lag("s:c", holder="me", epoch=8) is None
+    )  # a later term of the same client
+    assert found.find_reported_lag("s:c", holder="x", epoch=7) is None  # a later holder
     for text in ("NULL", "'[]'", """'{"standby": 1}'""", """'{"standby": [], "left_out": 1}'"""):
         await schema.execute(f"UPDATE riverpy_client SET leases = {text}")
         assert (await read_map(schema)).client_ids_without_report == {"me"}
@@ -231,13 +233,13 @@ async def test_lag(schema: Schema) -> None:
         assert 0 < (shown.singletons["a"].valid_for or 0) <= 3 * LONG.total_seconds()
         await next_heartbeat(client)
         found = await read_map(schema)
-        stored = found.find_lag("s:a", holder="one", epoch=lease.epoch)
+        stored = found.find_reported_lag("s:a", holder="one", epoch=lease.epoch)
         assert stored is not None
         assert (stored.count, stored.age) == (40, 120.0)
         async with running(other):
             run: Any = client._run
             task.is_deaf = True  # the function still runs after the end of the lease
-            run._client.leases._engine.handle_release_request("a", epoch=lease.epoch)
+            run._client.leases._engine.resign_on_request("a", epoch=lease.epoch)
             ended = client.stats()
             await next_heartbeat(client)
             task.may_end.set()

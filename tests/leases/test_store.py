@@ -661,7 +661,7 @@ async def test_release_wakes_waiting_callers(schema: Schema) -> None:
         b._engine.lease_denied.init()
 
         def receive(*notification: Any) -> None:
-            b._engine.handle_notification(notification[-1])
+            b._engine.receive_notification(notification[-1])
 
         await listener.add_listener(f"{schema.name}.riverpy_lease", receive)
 

@@ -52,7 +52,7 @@ def new_run(rig: Rig) -> ClientRun:
     """Return the parts of a client, not started."""
     config = Config(schema=rig.schema.name, id="stress", hard_stop_timeout=timedelta(seconds=1))
     queues = {"default": QueueConfig(max_workers=5)}
-    return Client(rig.url, workers=rig.workers, queues=queues, config=config)._make_run()
+    return Client(rig.url, workers=rig.workers, queues=queues, config=config)._make_client_run()
 
 
 async def random_moment(rng: random.Random) -> None:

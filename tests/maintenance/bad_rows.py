@@ -11,7 +11,7 @@ import msgspec
 
 from riverpy import JobRetention, Worker, Workers
 from riverpy._maintenance.client_cleaner import ClientCleaner
-from riverpy._maintenance.execution_cleaner import ExecutionCleaner
+from riverpy._maintenance.execution_cleaner import RunOnceKeyCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_count_cleaner import JobCountCleaner
 from riverpy._maintenance.job_expirer import JobExpirer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from riverpy import Job
     from riverpy._leading.term_context import TermContext
     from riverpy._maintenance.base import MaintenanceService
-    from riverpy._maintenance.batch_runner import BatchRunner
+    from riverpy._maintenance.batch_runner import MaintenanceBatchRunner
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
 
@@ -105,7 +105,7 @@ class Case:
     """The statement that finds the keys of rows that are not handled."""
     key: str = "id"
 
-    def batch_runner(self, service: Any) -> BatchRunner[Any]:
+    def batch_runner(self, service: Any) -> MaintenanceBatchRunner[Any]:
         """Return the batch runner of the service."""
         return service.batch_runner
 
@@ -195,7 +195,7 @@ CASES = {
         "name",
     ),
     "execution cleaner": Case(
-        _new(ExecutionCleaner),
+        _new(RunOnceKeyCleaner),
         "riverpy_exec",
         "DELETE",
         _rows(

@@ -10,7 +10,11 @@ import pytest
 from riverpy._leading.term_fence import FenceTimeoutError
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT
 from riverpy._maintenance import batch_runner
-from riverpy._maintenance.batch_runner import BATCH_PAUSE_MAX, BATCH_PAUSE_MIN, BatchRunner
+from riverpy._maintenance.batch_runner import (
+    BATCH_PAUSE_MAX,
+    BATCH_PAUSE_MIN,
+    MaintenanceBatchRunner,
+)
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import StillTimer
 from tests.maintenance.fakes import FakeService, context_without_database, lease_of, term
@@ -28,7 +32,7 @@ class Numbers:
     def __init__(self, failing: Callable[[int], Exception | None] = lambda _number: None) -> None:
         self.timer = StillTimer()
         context = context_without_database(self.timer, lease_of(term(1), self.timer))
-        self.batch_runner: BatchRunner[int] = BatchRunner(
+        self.batch_runner: MaintenanceBatchRunner[int] = MaintenanceBatchRunner(
             FakeService(context), "counting", self._send, row_key=lambda number: number
         )
         self.failing, self.each = failing, 0.0

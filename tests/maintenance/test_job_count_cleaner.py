@@ -10,8 +10,8 @@ import pytest
 from riverpy._maintenance.job_count_cleaner import RUN_INTERVAL, JobCountCleaner
 from riverpy._postgres.job_counts import (
     QUEUES_PER_PERIOD_MAX,
-    job_count_read_queue_steps,
-    job_count_read_steps,
+    job_count_read_queue_time_steps,
+    job_count_read_time_steps,
 )
 from riverpy._postgres.sql_files import get_query
 from riverpy.errors import FencedOutError
@@ -67,13 +67,13 @@ async def test_periods(schema: Schema) -> None:
         held_term(schema, term=held.term) as other,
     ):
         first, second = JobCountCleaner(held.context), JobCountCleaner(other.context)
-        stale = await second.read_periods(None, 1000)
+        stale = await second.read_periods_to_clean(None, 1000)
         assert await held.run(first) == RUN_INTERVAL
         rows = {tuple(row) for row in await schema.fetch(HOURS)}
         assert rows == {("", 50, 75.0, 48.0), ("aa", 52, 78.0, 48.0), ("aa", 2, 3.0, 2.0)}
         assert await schema.fetchval("SELECT count(*) FROM riverpy_job_count") == 3 + 4
         before = await schema.fetch("SELECT ctid, * FROM riverpy_job_count ORDER BY 1")
-        await second.change_periods(stale)
+        await second.sum_up_or_delete_counts(stale)
         await other.run(second)
         await held.run(first)
         assert await schema.fetch("SELECT ctid, * FROM riverpy_job_count ORDER BY 1") == before
@@ -129,7 +129,7 @@ async def test_reads(schema: Schema) -> None:
         (3600, 168, {3: (6, 5.0)}),
         (3600, 2, {}),
     ):
-        found = await job_count_read_steps(
+        found = await job_count_read_time_steps(
             connection, schema.name, queue="aa", step_seconds=step, steps=steps
         )
         now = await schema.fetchval("SELECT extract(epoch FROM now())::bigint")
@@ -145,7 +145,7 @@ async def test_reads(schema: Schema) -> None:
         assert counted in (expected, {place + 1: one for place, one in expected.items()})
         assert found[0].counted_since is not None
         assert found[0].counted_since <= now - 3 * 3600
-    read = await job_count_read_queue_steps(
+    read = await job_count_read_queue_time_steps(
         connection, schema.name, queues=["aa", "bb"], step_seconds=300, rows_max=10
     )
     assert [(one.queue, one.attempts, one.failed) for one in read] == [("aa", 2, 1)]

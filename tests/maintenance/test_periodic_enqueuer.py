@@ -34,7 +34,7 @@ from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._maintenance.periodic_enqueuer import JobPlan
+    from riverpy._maintenance.periodic_enqueuer import PeriodicJobPlan
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.inserts import InsertRow
     from riverpy.periodic import ConstructorResult, MissedPolicy, PeriodicJobsStart, RunOnStart
@@ -474,16 +474,16 @@ async def test_lost_answer(schema: Schema) -> None:
     """A commit whose answer was lost has inserted its slot; it is not inserted again."""
     async with enqueuing(schema, ticks()) as one:
         slot = await one.move("ticks", SECOND)
-        transact = one.enqueuer._store_plans
+        transact = one.enqueuer._move_rows_and_insert_jobs
 
-        async def lose_answer(firings: Sequence[JobPlan]) -> set[str]:
+        async def lose_answer(firings: Sequence[PeriodicJobPlan]) -> set[str]:
             await transact(firings)
             raise ConnectionError("the answer was lost")
 
-        one.enqueuer._store_plans = lose_answer
+        one.enqueuer._move_rows_and_insert_jobs = lose_answer
         with pytest.raises(ConnectionError):
             await one.run()
-        one.enqueuer._store_plans = transact
+        one.enqueuer._move_rows_and_insert_jobs = transact
         one.wait_out_holds()
         await one.run()
         assert await one.slots("ticks") == [slot]

@@ -12,8 +12,8 @@ import pytest
 
 from riverpy._postgres import batch_sender, skipped_rows
 from riverpy._postgres.batch_sender import (
+    AdaptiveBatchSize,
     BatchSender,
-    BatchSize,
     BatchStatement,
     ErrorCause,
     RepeatedErrorDetector,
@@ -51,7 +51,7 @@ class Statements:
         self.set_aside_rows = SkippedRows[int](retry_delay_min=0.0, retry_delay_max=0.0)
         self.sender = BatchSender(
             BatchStatement(self._send, get_row_id=lambda row: row),
-            batch_size=BatchSize(maximum, LIMIT),
+            batch_size=AdaptiveBatchSize(maximum, LIMIT),
             skipped_rows=self.set_aside_rows,
             on_row_skipped=lambda row, _error: self.named.append(row),
             on_row_recovered=self.recovered.append,
@@ -173,7 +173,7 @@ async def test_every_row_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_size_grows_again() -> None:
     """Quick full batches double the next one up to the maximum; slow or partial ones do not."""
-    size = BatchSize(100, LIMIT)
+    size = AdaptiveBatchSize(100, LIMIT)
     size.shrink(100)
     size.shrink(50)
     assert size.row_count == 25
@@ -193,7 +193,7 @@ async def test_size_grows_again() -> None:
 async def test_search_among_the_first_rows() -> None:
     """A statement that takes the first rows that it finds does not grow before it got past those
     that failed it."""
-    size = BatchSize(500, LIMIT)
+    size = AdaptiveBatchSize(500, LIMIT)
     size.shrink_after_failed_selection(500)
     assert size.row_count == 22
     for _ in range(21):
@@ -345,7 +345,7 @@ async def test_two_rows_of_one_id(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[tuple[int, int]] = []
     sender = BatchSender(
         BatchStatement(send, get_row_id=lambda row: row[0], get_skipped_row_key=lambda row: row),
-        batch_size=BatchSize(10, LIMIT),
+        batch_size=AdaptiveBatchSize(10, LIMIT),
         skipped_rows=SkippedRows(retry_delay_min=0.0, retry_delay_max=0.0),
         on_row_skipped=lambda row, _error: named.append(row),
     )
@@ -409,23 +409,23 @@ def test_causes() -> None:
         is ErrorCause.TIMEOUT
     )
     assert find_error_cause(LOCKED) is ErrorCause.BAD_ROW
-    assert errors.record_and_check_row_error(REFUSED)
-    assert errors.record_and_check_row_error(TOO_SLOW)
-    assert not errors.record_and_check_row_error(AWAY)
-    assert not errors.record_and_check_row_error(AWAY)
-    assert not errors.record_and_check_row_error(DAMAGED)
-    assert not errors.record_and_check_row_error(LOST)
-    assert errors.record_and_check_row_error(DAMAGED)
-    assert errors.record_and_check_row_error(ConnectionResetError())
+    assert errors.record_and_check_if_caused_by_row(REFUSED)
+    assert errors.record_and_check_if_caused_by_row(TOO_SLOW)
+    assert not errors.record_and_check_if_caused_by_row(AWAY)
+    assert not errors.record_and_check_if_caused_by_row(AWAY)
+    assert not errors.record_and_check_if_caused_by_row(DAMAGED)
+    assert not errors.record_and_check_if_caused_by_row(LOST)
+    assert errors.record_and_check_if_caused_by_row(DAMAGED)
+    assert errors.record_and_check_if_caused_by_row(ConnectionResetError())
 
 
 def test_causes_of_a_row_that_is_tried_again() -> None:
     """An error of any class may be the row's fault at once, since it failed alone before; but a
     connection that is lost once is not."""
-    assert RepeatedErrorDetector().record_and_check_row_error(DAMAGED, is_retry=True)
+    assert RepeatedErrorDetector().record_and_check_if_caused_by_row(DAMAGED, is_retry=True)
     errors = RepeatedErrorDetector()
-    assert not errors.record_and_check_row_error(LOST, is_retry=True)
-    assert errors.record_and_check_row_error(LOST, is_retry=True)
+    assert not errors.record_and_check_if_caused_by_row(LOST, is_retry=True)
+    assert errors.record_and_check_if_caused_by_row(LOST, is_retry=True)
 
 
 def test_which_errors_are_the_same() -> None:
@@ -433,19 +433,19 @@ def test_which_errors_are_the_same() -> None:
     errors = RepeatedErrorDetector()
     first, second = asyncpg.PostgresError("one"), asyncpg.PostgresError("two")
     first.sqlstate, second.sqlstate = "XX001", "XX002"
-    assert not errors.record_and_check_row_error(first)
-    assert not errors.record_and_check_row_error(second)
-    assert errors.record_and_check_row_error(first)
+    assert not errors.record_and_check_if_caused_by_row(first)
+    assert not errors.record_and_check_if_caused_by_row(second)
+    assert errors.record_and_check_if_caused_by_row(first)
     for _ in range(2):
-        assert not errors.record_and_check_row_error(ValueError("ours"))
+        assert not errors.record_and_check_if_caused_by_row(ValueError("ours"))
 
 
 def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that comes again after a long time is not repeated."""
     errors = RepeatedErrorDetector()
-    assert not errors.record_and_check_row_error(LOST)
+    assert not errors.record_and_check_if_caused_by_row(LOST)
     monkeypatch.setattr(batch_sender, "REPEATED_ERROR_WINDOW", 0.0)
-    assert not errors.record_and_check_row_error(LOST)
+    assert not errors.record_and_check_if_caused_by_row(LOST)
 
 
 def test_split() -> None:

@@ -12,7 +12,7 @@ from riverpy._postgres.clients import (
     client_set_slot_counts,
     client_set_state,
     client_unregister,
-    election_get_status,
+    default_domain_get_election_status,
 )
 from riverpy._postgres.domains import member_mark_supports_domains, member_write_heartbeat
 from riverpy._postgres.skipped_rows import SkippedRowReport
@@ -88,9 +88,15 @@ async def test_candidates_of_default(schema: Schema) -> None:
     Before the migration that adds domains, all clients are of `default`."""
     await schema.execute(REGISTER)
     async with schema.connected() as connection, connection.transaction():
-        assert (await election_get_status(connection, schema.name)).has_riverpy_candidate
+        assert (
+            await default_domain_get_election_status(connection, schema.name)
+        ).has_riverpy_candidate
         await connection.execute("UPDATE riverpy_client SET domain = 'mail'")
-        assert not (await election_get_status(connection, schema.name)).has_riverpy_candidate
+        assert not (
+            await default_domain_get_election_status(connection, schema.name)
+        ).has_riverpy_candidate
         await connection.execute("ALTER TABLE riverpy_client RENAME COLUMN domain TO other")
-        assert (await election_get_status(connection, schema.name)).has_riverpy_candidate
+        assert (
+            await default_domain_get_election_status(connection, schema.name)
+        ).has_riverpy_candidate
         await connection.execute("ALTER TABLE riverpy_client RENAME COLUMN other TO domain")

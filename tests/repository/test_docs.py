@@ -27,7 +27,7 @@ import pytest
 
 import riverpy
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.services import DefaultDomainLeaderCheck, LeaderFunctionService
+from riverpy._maintenance.services import DefaultLeaderChangeCheck, LeaderFunctionService
 from riverpy._tools.doctor import check_runner
 from riverpy.cli._settings import SETTINGS
 from riverpy.migrate import migrate_all
@@ -213,7 +213,7 @@ def test_configuration_names_every_setting() -> None:
 
 def service_names() -> list[str]:
     """Return the names of the services that have a row in the page about the leader."""
-    others = {DefaultDomainLeaderCheck, LeaderFunctionService}
+    others = {DefaultLeaderChangeCheck, LeaderFunctionService}
     return [
         one.name
         for one in MaintenanceService.__subclasses__()

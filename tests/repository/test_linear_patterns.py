@@ -15,7 +15,7 @@ import pytest
 from riverpy._dsn import mask_passwords, validate_url
 from riverpy._duration import parse_duration
 from riverpy._insert.unique_key import compute_unique_key
-from riverpy._json import normalize
+from riverpy._json import compact_like_go
 from riverpy._maintenance.reindexer import RebuildPostponement
 from riverpy._names import (
     validate_kind,
@@ -118,7 +118,7 @@ def _snoozes(text: str) -> None:
         _every,
         _snoozes,
         Address.parse,
-        normalize,
+        compact_like_go,
         RebuildPostponement.parse_comment,
         validate_kind,
         validate_lease_name,

@@ -86,7 +86,7 @@ async def test_lost_claims_beside_a_damaged_row(
         assert client._run is not None
         if is_of_this_run:
             await lose_claims()
-        client._run._reconciler.handle_failed_claim()
+        client._run._reconciler.schedule_check_after_failed_claim()
         await rig.take(19)
         entry = await until_named(log, DAMAGED_JOB_SKIPPED)
         assert entry["job_id"] == 7

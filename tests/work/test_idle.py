@@ -47,7 +47,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     renews its lease where a follower tries to acquire it.)"""
     config = Config(schema=rig.schema.name, **settings)
     queues = {"default": QueueConfig(max_workers=10)}
-    run: Any = Client(rig.url, workers=rig.workers, queues=queues, config=config)._make_run()
+    run: Any = Client(rig.url, workers=rig.workers, queues=queues, config=config)._make_client_run()
     run._reconciler._next_queue_update_at = float("inf")
     listening = run._make_notifier()
     dead_after = config.dead_after.total_seconds()

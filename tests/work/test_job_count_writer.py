@@ -17,8 +17,8 @@ from riverpy._postgres.driver import connect
 from riverpy._postgres.job_counts import (
     QUEUES_PER_PERIOD_MAX,
     JobCounts,
-    PeriodChange,
-    job_count_apply_period_changes,
+    PeriodCleanup,
+    job_count_clean_periods,
     job_count_write,
 )
 from riverpy._work import job_count_writer
@@ -215,8 +215,8 @@ async def test_workers_and_leaders_at_once(schema: Schema, monkeypatch: pytest.M
         async with schema.connected() as connection:
             for _ in range(20):
                 async with connection.transaction():
-                    await job_count_apply_period_changes(
-                        connection, schema.name, changes=[PeriodChange(60, minute, action)]
+                    await job_count_clean_periods(
+                        connection, schema.name, changes=[PeriodCleanup(60, minute, action)]
                     )
 
     workers = [add(number) for number in range(4)]

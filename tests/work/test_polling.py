@@ -100,7 +100,7 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     rig.register_task()
     chance = random.Random(14)
     monkeypatch.setattr(riverpy._work.poll_schedule, "random", chance)
-    producers: list[Any] = [rig.client()._make_run().producers["default"] for _ in range(20)]
+    producers: list[Any] = [rig.client()._make_client_run().producers["default"] for _ in range(20)]
     poll = FAR.total_seconds()
 
     def waits() -> list[float]:

@@ -112,7 +112,7 @@ async def test_lists_of_a_claimed_job(rig: Rig) -> None:
     for jobs in (claimed, [event.job for event in events]):
         assert [job.attempted_by for job in jobs] == [["me"], ["other", "me"]]
         assert [job.tags for job in jobs] == [[], ["blue", "red"]]
-        assert [job.columns()[JobColumn.TAGS] for job in jobs] == [[], ["blue", "red"]]
+        assert [job.get_encoded_values()[JobColumn.TAGS] for job in jobs] == [[], ["blue", "red"]]
 
 
 async def test_locked_row_holds_up_no_claim(rig: Rig) -> None:

@@ -28,7 +28,7 @@ async def _until(condition: Any) -> None:
 @pytest.mark.parametrize(
     ("question", "ask"),
     [
-        ("queue_filter_paused", Reconciler._check_paused_queues),
+        ("queue_find_paused", Reconciler._check_paused_queues),
         ("queue_upsert", lambda reconciler: reconciler._update_queue_rows()),
     ],
 )

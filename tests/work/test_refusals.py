@@ -143,7 +143,7 @@ async def test_locked_table(rig: Rig) -> None:
         locked = other.transaction()
         async with rig.working() as client:
             completer = client._run._completer  # type: ignore[union-attr]
-            while not completer.skipped_results:
+            while not completer.results_to_retry:
                 completer.flushed.init()
                 await completer.flushed.wait()
             await locked.rollback()

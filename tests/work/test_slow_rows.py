@@ -187,7 +187,7 @@ async def test_lost_claims_beside_one_that_fails(
         )
         async with rig.running(client):
             assert client._run is not None
-            client._run._reconciler.handle_failed_claim()
+            client._run._reconciler.schedule_check_after_failed_claim()
             events = await rig.take(19)
             assert 7 not in {event.job.id for event in events if event.job}
             await rig.schema.execute("DROP FUNCTION meddle CASCADE")

@@ -36,18 +36,18 @@ def test_phases(clock: list[float]) -> None:
     clock[0] += 4
     assert (
         stop.soft_stop_seconds_left(),
-        stop.seconds_left(),
+        stop.stop_seconds_left(),
         stop.seconds_left_for_cancelled_jobs(),
     ) == (6.0, 11.0, 9.0)
     stop.start_hard_stop_timeout()
-    assert (stop.seconds_left(), stop.seconds_left_for_cancelled_jobs()) == (5.0, 3.0)
+    assert (stop.stop_seconds_left(), stop.seconds_left_for_cancelled_jobs()) == (5.0, 3.0)
     clock[0] += 4
     stop.start_hard_stop_timeout()
-    assert (stop.seconds_left(), stop.seconds_left_for_cancelled_jobs()) == (1.0, 0.0)
+    assert (stop.stop_seconds_left(), stop.seconds_left_for_cancelled_jobs()) == (1.0, 0.0)
     clock[0] += 10
     assert (
         stop.soft_stop_seconds_left(),
-        stop.seconds_left(),
+        stop.stop_seconds_left(),
         stop.seconds_left_for_cancelled_jobs(),
     ) == (0.0, 0.0, 0.0)
 
@@ -58,9 +58,9 @@ def test_jobs_that_may_go_on_for_any_time(clock: list[float]) -> None:
     stop.start_timeouts()
     clock[0] += 1000
     assert stop.soft_stop_seconds_left() is None
-    assert stop.seconds_left() == 5.0
+    assert stop.stop_seconds_left() == 5.0
     clock[0] += 2
-    assert stop.seconds_left() == 3.0
+    assert stop.stop_seconds_left() == 3.0
 
 
 def test_end_without_a_stop(clock: list[float]) -> None:
@@ -70,7 +70,7 @@ def test_end_without_a_stop(clock: list[float]) -> None:
     assert stop.soft_stop_seconds_left() == 0.0
     assert stop.seconds_left_for_cancelled_jobs() == 3.0
     clock[0] += 4
-    assert stop.seconds_left() == 1.0
+    assert stop.stop_seconds_left() == 1.0
 
 
 async def test_results_have_a_moment() -> None:

@@ -271,7 +271,7 @@ async def test_time_limit_before_the_first_step(rig: Rig) -> None:
             waiting = launch(rows, free_slot, slots)
             for attempt in run.running_attempts:
                 attempt.deadline = 0.0
-            run.running_attempts._handle_passed_deadlines()
+            run.running_attempts._cancel_attempts_after_deadline()
             assert all(attempt.deadline > time.monotonic() for attempt in run.running_attempts)
             return waiting
 
@@ -286,7 +286,7 @@ async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
 
     @rig.job(timeout=timedelta(hours=1))
     async def work(job: Job[Task]) -> None:
-        run.running_attempts._handle_passed_deadlines()
+        run.running_attempts._cancel_attempts_after_deadline()
         await asyncio.sleep(0)
 
     async with rig.working() as client:

@@ -13,7 +13,7 @@ import riverpy._work.producer
 import riverpy._work.unclaimable
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._log_events import CLAIMING_FAILED, CLAIMING_RESTORED, JOB_CLAIM_FAILED
-from riverpy._postgres.jobs import job_get_claim_position, job_lock_next
+from riverpy._postgres.jobs import job_lock_and_get_claim_position, job_lock_next
 from riverpy.migrate import Migrator
 from tests._database import (
     Schema,
@@ -166,7 +166,7 @@ async def test_claims_of_one_job(rig: Rig) -> None:
         ):
             order.append(found[2])
         places = [
-            await job_get_claim_position(connection, schema, n, queue="default")
+            await job_lock_and_get_claim_position(connection, schema, n, queue="default")
             for n in range(1, 8)
         ]
     assert order == [3, 2, 1]

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
-from riverpy._dashboard.access import authorize_request, expect_api_change_allowed
+from riverpy._dashboard.access import authorize_request, check_api_change_request
 from riverpy._dashboard.api import jobs, queues, status
 from riverpy._dashboard.api.endpoint import ApiCall, ErrorAnswer
 from riverpy._dashboard.api.openapi import make_openapi_document
@@ -83,7 +83,7 @@ class _Api:
         if endpoint.method == "GET":
             found = _decode_url_query(endpoint, request)
         else:
-            expect_api_change_allowed(request, call.access)
+            check_api_change_request(request, call.access)
             found = await _decode_json_body(endpoint, request)
         try:
             answer = await endpoint.respond(call, found)

@@ -25,7 +25,7 @@ class NoInput(msgspec.Struct):
     """The input of an endpoint without parameters."""
 
 
-class StatusAnswer(msgspec.Struct):
+class SuccessAnswer(msgspec.Struct):
     """The answer to a request that succeeded."""
 
     status: Annotated[str, msgspec.Meta(description="Always `ok`.")] = "ok"

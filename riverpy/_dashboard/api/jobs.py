@@ -9,7 +9,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from riverpy._calls.job_filters import check_filters
-from riverpy._dashboard.api.endpoint import Endpoint, StatusAnswer
+from riverpy._dashboard.api.endpoint import Endpoint, SuccessAnswer
 from riverpy._dashboard.changes.job_changes import (
     IDS_PER_CHANGE_MAX,
     JobChangeForm,
@@ -22,7 +22,7 @@ from riverpy._dashboard.job_search import JobSearch, find_job_ids, read_jobs
 from riverpy._dashboard.pages.job_page import read_job_and_time
 from riverpy._dsn import mask_passwords
 from riverpy._tools.text import format_count
-from riverpy.job import JobColumn, JobState, get_stored_state
+from riverpy.job import JobColumn, JobState, get_raw_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,7 +213,7 @@ def _make_summary_fields(site: Site, job: JobRow, args_length_max: int | None) -
         "priority": job.priority,
         "queue": job.queue,
         "scheduled_at": job.scheduled_at,
-        "state": get_stored_state(job),
+        "state": get_raw_state(job),
         "tags": list(job.tags),
     }
 
@@ -225,39 +225,39 @@ async def get_job(call: ApiCall, given: JobInput) -> JobDetails:
         JobError(one.at, one.attempt, mask_passwords(one.error), mask_passwords(one.trace))
         for one in job.errors
     ]
-    metadata = msgspec.Raw(job.columns()[JobColumn.METADATA].encode())
+    metadata = msgspec.Raw(job.get_encoded_values()[JobColumn.METADATA].encode())
     return JobDetails(
         **_make_summary_fields(call.site, job, None), errors=errors, metadata=metadata
     )
 
 
-async def retry_jobs(call: ApiCall, given: ChangeJobsInput) -> StatusAnswer:
+async def retry_jobs(call: ApiCall, given: ChangeJobsInput) -> SuccessAnswer:
     """Make jobs available now."""
     return await _change_jobs(call, "retry", given)
 
 
-async def cancel_jobs(call: ApiCall, given: ChangeJobsInput) -> StatusAnswer:
+async def cancel_jobs(call: ApiCall, given: ChangeJobsInput) -> SuccessAnswer:
     """Cancel jobs."""
     return await _change_jobs(call, "cancel", given)
 
 
-async def delete_jobs(call: ApiCall, given: ChangeJobsInput) -> StatusAnswer:
+async def delete_jobs(call: ApiCall, given: ChangeJobsInput) -> SuccessAnswer:
     """Delete jobs."""
     return await _change_jobs(call, "delete", given)
 
 
-async def _change_jobs(call: ApiCall, action: JobAction, given: ChangeJobsInput) -> StatusAnswer:
+async def _change_jobs(call: ApiCall, action: JobAction, given: ChangeJobsInput) -> SuccessAnswer:
     """Change all of these jobs in one transaction. If an error occurs, no job is changed."""
     form = JobChangeForm(action, sorted({parse_job_id(str(one)) for one in given.ids}))
     client = call.site.client
     async with acquire_connection(client) as connection, connection.transaction():
         changes = await get_change_method(client, action)(ids=form.ids, tx=connection)
-        _expect_all_changed(form, changes)
+        _require_all_changed(form, changes)
     log_job_change(form, call.access, changes)
-    return StatusAnswer()
+    return SuccessAnswer()
 
 
-def _expect_all_changed(form: JobChangeForm, changes: JobChanges) -> None:
+def _require_all_changed(form: JobChangeForm, changes: JobChanges) -> None:
     which = f"Job {form.ids[0]}" if len(form.ids) == 1 else None
     nothing = "nothing was changed"
     if changes.missing:
@@ -301,7 +301,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         "/jobs/retry",
         "Make jobs available now",
         ChangeJobsInput,
-        StatusAnswer,
+        SuccessAnswer,
         retry_jobs,
         _NOT_FOUND_REASON | _CONFLICT_REASON,
     ),
@@ -310,7 +310,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         "/jobs/cancel",
         "Cancel jobs",
         ChangeJobsInput,
-        StatusAnswer,
+        SuccessAnswer,
         cancel_jobs,
         _NOT_FOUND_REASON,
     ),
@@ -319,7 +319,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         "/jobs/delete",
         "Delete jobs",
         ChangeJobsInput,
-        StatusAnswer,
+        SuccessAnswer,
         delete_jobs,
         _NOT_FOUND_REASON | {400: "A job runs. Nothing was changed."},
     ),

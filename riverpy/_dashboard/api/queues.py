@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from riverpy._dashboard.api.endpoint import Endpoint, StatusAnswer
+from riverpy._dashboard.api.endpoint import Endpoint, SuccessAnswer
 from riverpy._dashboard.change import log_change
 from riverpy._dashboard.database import acquire_connection
 
@@ -28,20 +28,20 @@ _JobCount = Annotated[
 ]
 
 
-class Partition(msgspec.Struct):
+class ConcurrencyPartition(msgspec.Struct):
     """How River Pro groups the running jobs of a queue. The limits apply to each group alone."""
 
     by_args: list[str] | None = None
     by_kind: bool = False
 
 
-class Concurrency(msgspec.Struct):
+class ConcurrencyLimits(msgspec.Struct):
     """The limits of River Pro for the running jobs of a queue. riverpy's workers do not read
     them."""
 
     global_limit: _ConcurrencyLimit = 0
     local_limit: _ConcurrencyLimit = 0
-    partition: Partition = msgspec.field(default_factory=Partition)
+    partition: ConcurrencyPartition = msgspec.field(default_factory=ConcurrencyPartition)
 
 
 class QueueDetails(msgspec.Struct):
@@ -50,7 +50,7 @@ class QueueDetails(msgspec.Struct):
     count_available: _JobCount
     count_running: _JobCount
     created_at: datetime
-    concurrency: Concurrency | None
+    concurrency: ConcurrencyLimits | None
     name: str
     paused_at: datetime | None
     updated_at: datetime
@@ -79,7 +79,7 @@ class UpdateQueueInput(msgspec.Struct):
 
     name: str
     concurrency: Annotated[
-        Concurrency | msgspec.UnsetType | None,
+        ConcurrencyLimits | msgspec.UnsetType | None,
         msgspec.Meta(
             description="It is stored in the queue's metadata for River Pro. riverpy's workers do "
             "not read it. Null removes it. Other metadata stay as they are."
@@ -118,30 +118,30 @@ async def _make_queue_details(call: ApiCall, queues: Sequence[Queue]) -> list[Qu
     ]
 
 
-def _read_concurrency(queue: Queue) -> Concurrency | None:
+def _read_concurrency(queue: Queue) -> ConcurrencyLimits | None:
     """Return the limits of River Pro in a queue's metadata. None: there are none, or they have
     another format."""
     found = queue.metadata.get(_CONCURRENCY_KEY)
     if not found:
         return None
     try:
-        return msgspec.convert(found, Concurrency)
+        return msgspec.convert(found, ConcurrencyLimits)
     except msgspec.ValidationError:
         return None
 
 
-async def pause_queue(call: ApiCall, given: QueueInput) -> StatusAnswer:
+async def pause_queue(call: ApiCall, given: QueueInput) -> SuccessAnswer:
     """Stop all clients from claiming jobs of a queue."""
     await call.site.client.queue_pause(given.name)
     log_change(call.access, "pause queue", given.name)
-    return StatusAnswer()
+    return SuccessAnswer()
 
 
-async def resume_queue(call: ApiCall, given: QueueInput) -> StatusAnswer:
+async def resume_queue(call: ApiCall, given: QueueInput) -> SuccessAnswer:
     """Let all clients claim jobs of a queue again."""
     await call.site.client.queue_resume(given.name)
     log_change(call.access, "resume queue", given.name)
-    return StatusAnswer()
+    return SuccessAnswer()
 
 
 async def update_queue(call: ApiCall, given: UpdateQueueInput) -> QueueDetails:
@@ -171,7 +171,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         "/queues/{name:path}/pause",
         "Pause a queue",
         QueueInput,
-        StatusAnswer,
+        SuccessAnswer,
         pause_queue,
         _NOT_FOUND_REASON,
     ),
@@ -180,7 +180,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         "/queues/{name:path}/resume",
         "Resume a queue",
         QueueInput,
-        StatusAnswer,
+        SuccessAnswer,
         resume_queue,
         _NOT_FOUND_REASON,
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from riverpy._dashboard.api.endpoint import Endpoint, NoInput, StatusAnswer
+from riverpy._dashboard.api.endpoint import Endpoint, NoInput, SuccessAnswer
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._postgres.job_search import job_list_kinds
 from riverpy._postgres.transactions import read_server_time
@@ -23,7 +23,7 @@ NAMES_SEARCHED_MAX = 1_000
 """The maximum number of names that `complete_name` reads to find matches."""
 
 
-class NameList(msgspec.Struct):
+class KindOrQueueNameList(msgspec.Struct):
     """Names of kinds or queues, sorted."""
 
     data: list[str]
@@ -55,7 +55,7 @@ class StateCounts(msgspec.Struct):
     scheduled: StateCount
 
 
-class Extensions(msgspec.Struct):
+class RiverProFeatures(msgspec.Struct):
     """The features of River Pro. The API has none of them, so River UI does not show their
     pages."""
 
@@ -70,7 +70,7 @@ class Extensions(msgspec.Struct):
 class Features(msgspec.Struct):
     """The features of this API."""
 
-    extensions: Extensions
+    extensions: RiverProFeatures
     job_list_hide_args_by_default: Annotated[
         bool, msgspec.Meta(description="Whether the dashboard hides all args.")
     ]
@@ -106,7 +106,7 @@ class HealthCheckInput(msgspec.Struct):
     ]
 
 
-async def complete_name(call: ApiCall, given: CompleteNameInput) -> NameList:
+async def complete_name(call: ApiCall, given: CompleteNameInput) -> KindOrQueueNameList:
     """Return the names of kinds or queues that contain the text in `match`."""
     schema, limit = call.site.client.config.schema, NAMES_SEARCHED_MAX
     async with open_read_transaction(call.site.client) as tx:
@@ -120,7 +120,7 @@ async def complete_name(call: ApiCall, given: CompleteNameInput) -> NameList:
         for name in names
         if name > given.after and part in name.casefold() and name not in left_out
     ]
-    return NameList(found[:NAMES_PER_ANSWER_MAX])
+    return KindOrQueueNameList(found[:NAMES_PER_ANSWER_MAX])
 
 
 async def count_states(call: ApiCall, _: NoInput) -> StateCounts:
@@ -140,15 +140,15 @@ async def count_states(call: ApiCall, _: NoInput) -> StateCounts:
 
 async def get_features(call: ApiCall, _: NoInput) -> Features:
     """Return the features of this API."""
-    return Features(Extensions(), call.site.options.hide_args)
+    return Features(RiverProFeatures(), call.site.options.hide_args)
 
 
-async def check_health(call: ApiCall, given: HealthCheckInput) -> StatusAnswer:
+async def check_health(call: ApiCall, given: HealthCheckInput) -> SuccessAnswer:
     """Check whether the dashboard works. If it does not, the request fails with an error status."""
     if given.name == "complete":
         async with open_read_transaction(call.site.client) as tx:
             await read_server_time(tx)
-    return StatusAnswer()
+    return SuccessAnswer()
 
 
 async def get_version(_call: ApiCall, _: NoInput) -> Version:
@@ -162,7 +162,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         "/autocomplete",
         "Complete the name of a kind or a queue",
         CompleteNameInput,
-        NameList,
+        KindOrQueueNameList,
         complete_name,
     ),
     Endpoint("GET", "/features", "Read what this API has", NoInput, Features, get_features),
@@ -171,7 +171,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         "/health-checks/{name}",
         "Check whether the dashboard works",
         HealthCheckInput,
-        StatusAnswer,
+        SuccessAnswer,
         check_health,
         {503: "The database does not answer."},
     ),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from riverpy._dashboard.access import CSRF_TOKEN_FIELD
-from riverpy._dashboard.bulk_runs import BulkPlan
+from riverpy._dashboard.bulk_runs import BulkChangePlan
 from riverpy._dashboard.change import (
     BACK_PATH_FIELD,
     CONFIRMED_FIELD,
@@ -32,8 +32,8 @@ from riverpy._dashboard.paths import make_bulk_run_path
 from riverpy._dashboard.rendering import format_capped_count
 from riverpy._postgres.driver import (
     PostgresError,
+    is_damaged_or_untranslatable_error,
     is_server_statement_timeout,
-    is_unreadable_value_error,
 )
 from riverpy._postgres.job_lists import job_count_up_to
 from riverpy._tools.top.statements import set_statement_timeout
@@ -71,7 +71,7 @@ class BulkChangeForm(NamedTuple):
         Raises:
             PageError: no job matches the search.
         """
-        self.search.expect_filters_allowed(site.options)
+        self.search.require_allowed_filters(site.options)
         matched, is_exact = await count_matching_jobs(site, self.search)
         if not matched:
             raise PageError(400, "No job matches now.", "Go back, and load the list again.")
@@ -98,7 +98,7 @@ async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]
             count = await job_count_up_to(tx, schema, search.filters.values, MATCHES_COUNTED_MAX)
         return count, count < MATCHES_COUNTED_MAX
     except PostgresError as error:
-        if not (is_server_statement_timeout(error) or is_unreadable_value_error(error)):
+        if not (is_server_statement_timeout(error) or is_damaged_or_untranslatable_error(error)):
             raise
     async with open_read_transaction(site.client) as tx:
         found = await find_job_ids(tx, schema, search, limit=MATCHES_COUNTED_MAX)
@@ -138,10 +138,10 @@ def parse_bulk_change_form(_path_params: Mapping[str, Any], fields: QueryParams)
 async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) -> None:
     """Start the change of all matching jobs as a background run. The page of the run shows its
     progress."""
-    form.search.expect_filters_allowed(site.options)
+    form.search.require_allowed_filters(site.options)
     matched, is_exact = await count_matching_jobs(site, form.search)
     site.bulk_runs.start(
-        BulkPlan(
+        BulkChangePlan(
             form.run_id,
             form.action,
             parse_filters(form.search.texts),
@@ -154,7 +154,9 @@ async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) ->
     )
 
 
-def parse_stop_form(path_params: Mapping[str, Any], _fields: QueryParams) -> RequestedChange:
+def parse_stop_bulk_change_form(
+    path_params: Mapping[str, Any], _fields: QueryParams
+) -> RequestedChange:
     """Return the change that stops a run. The path of the form contains the id of the run."""
     run_id: str = path_params["run_id"]
     return RequestedChange(partial(_stop_run, run_id), next_path=make_bulk_run_path(run_id))
@@ -170,4 +172,4 @@ async def _stop_run(run_id: str, site: Site, access: Access) -> FlashMessage:
 
 
 START_ROUTE = ChangeRoute("/jobs/change-all", parse_bulk_change_form, "/jobs")
-STOP_ROUTE = ChangeRoute("/bulk-change/{run_id}/stop", parse_stop_form, "/jobs")
+STOP_ROUTE = ChangeRoute("/bulk-change/{run_id}/stop", parse_stop_bulk_change_form, "/jobs")

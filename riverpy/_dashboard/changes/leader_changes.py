@@ -9,7 +9,7 @@ from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, Request
 from riverpy._dashboard.database import acquire_connection
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._names import DEFAULT_DOMAIN, domain_lease_name, validate_domain_name
 from riverpy._postgres.leaders import leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
@@ -46,7 +46,7 @@ async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion
     if domain != DEFAULT_DOMAIN and all(one.name != domain for one in status.domains):
         raise PageError(
             404,
-            f"There is no domain {quote_name(domain)}.",
+            f"There is no domain {quote_name_for_sentence(domain)}.",
             "The page Leader lists all domains that have workers, queues or a leader.",
         )
     return ConfirmationQuestion(

@@ -15,9 +15,9 @@ from riverpy._dashboard.change import (
 from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_id
-from riverpy._dashboard.rendering import format_utc, format_value
+from riverpy._dashboard.rendering import format_utc, format_with_escapes
 from riverpy._postgres.periodic import (
     periodic_get,
     periodic_pause,
@@ -73,7 +73,7 @@ async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
     except SchemaMissingError as error:
         raise _make_missing_table_error(error) from None
     return ConfirmationQuestion(
-        f"Run {format_value(job_id)} now?",
+        f"Run {format_with_escapes(job_id)} now?",
         "The leader inserts one more job now, also if the periodic job is paused. The schedule "
         "does not change.",
         keep_text="Do not run it now",
@@ -83,7 +83,7 @@ async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
 def _make_not_found_error(job_id: str) -> PageError:
     return PageError(
         404,
-        f"There is no periodic job {quote_name(job_id)}.",
+        f"There is no periodic job {quote_name_for_sentence(job_id)}.",
         "A leader registers the periodic jobs of its code. The page Periodic lists all. To "
         "add one, start a worker with its code.",
     )
@@ -97,7 +97,7 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
     """Change a periodic job, log the change, and return the message for the user."""
     client = site.client
     schema = client.config.schema
-    user = None if access.user is None else format_value(access.user)[:USER_LENGTH_MAX]
+    user = None if access.user is None else format_with_escapes(access.user)[:USER_LENGTH_MAX]
     try:
         async with acquire_connection(client) as connection, connection.transaction():
             before = await periodic_get(connection, schema, form.job_id)
@@ -119,7 +119,7 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
 
 
 def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> FlashMessage:
-    name = f"The periodic job {format_value(form.job_id)}"
+    name = f"The periodic job {format_with_escapes(form.job_id)}"
     if form.action == "resume":
         if before.paused_at is None:
             return FlashMessage(f"{name} was not paused.")
@@ -131,7 +131,7 @@ def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> F
 
 async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
     """Return the message about a requested run. It contains the leader that inserts the job."""
-    name = format_value(before.id)
+    name = format_with_escapes(before.id)
     if before.run_requested_at is not None:
         return FlashMessage(
             f"A run of {name} was requested at {format_utc(before.run_requested_at)} already: the "
@@ -147,8 +147,8 @@ async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessag
             "look",
         )
     return FlashMessage(
-        f"A run of {name} is requested: the leader {format_value(leader.leader_id)} inserts the "
-        "job within seconds, if its code has this periodic job."
+        f"A run of {name} is requested: the leader {format_with_escapes(leader.leader_id)} "
+        "inserts the job within seconds, if its code has this periodic job."
     )
 
 

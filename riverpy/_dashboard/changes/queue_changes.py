@@ -15,12 +15,12 @@ from riverpy._dashboard.change import (
 from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._dashboard.queue_health import add_queue_to_status
 from riverpy._dashboard.rendering import (
     format_capped_count,
     format_utc_with_milliseconds,
-    format_value,
+    format_with_escapes,
 )
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS
@@ -62,7 +62,11 @@ class QueueChangeForm(NamedTuple):
     @property
     def target_text(self) -> str:
         """The name of the queue as part of a sentence."""
-        return "all queues" if self.name == ALL_QUEUES else f"the queue {format_value(self.name)}"
+        return (
+            "all queues"
+            if self.name == ALL_QUEUES
+            else f"the queue {format_with_escapes(self.name)}"
+        )
 
     @property
     def deleted_states_text(self) -> str:
@@ -110,7 +114,8 @@ async def _make_delete_question(form: QueueChangeForm, site: Site) -> Confirmati
     if not any(counts.values()):
         raise PageError(
             404,
-            f"The queue {quote_name(form.name)} has no {form.deleted_states_text} jobs.",
+            f"The queue {quote_name_for_sentence(form.name)} has no {form.deleted_states_text} "
+            "jobs.",
             "Nothing was deleted. Go back, and load the page again.",
         )
     numbers = " and ".join(
@@ -176,7 +181,8 @@ async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) ->
     except NotFoundError:
         raise PageError(
             404,
-            f"There is no queue {quote_name(form.name)} that could be paused or resumed.",
+            f"There is no queue {quote_name_for_sentence(form.name)} that could be paused or "
+            "resumed.",
             "Only a queue that a worker works, or has worked lately, can be paused. Start a worker "
             "of the queue first.",
         ) from None

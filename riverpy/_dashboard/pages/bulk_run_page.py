@@ -13,11 +13,11 @@ from riverpy._dashboard.page import Page
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from riverpy._dashboard.bulk_runs import BulkRun
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.bulk_runs import BulkChangeRun
+    from riverpy._dashboard.page import PageRequest
 
 
-async def load_bulk_run_page(view: PageView) -> Mapping[str, object]:
+async def load_bulk_run_page(view: PageRequest) -> Mapping[str, object]:
     """Return the progress and result of a run, as far as this process knows it."""
     run = view.site.bulk_runs.find(view.path_params["run_id"])
     if run is None:
@@ -32,13 +32,13 @@ async def load_bulk_run_page(view: PageView) -> Mapping[str, object]:
         "plan": run.plan,
         "now": datetime.now(UTC),
         "headline": _describe_outcome(run),
-        "state": _choose_health(run),
+        "state": _get_run_health(run),
         "numbers": describe_change_counts(run.plan.action, run.changes),
         "reasons": run.changes.reasons,
     }
 
 
-def _describe_outcome(run: BulkRun) -> str:
+def _describe_outcome(run: BulkChangeRun) -> str:
     match run.outcome:
         case "running":
             return "The change runs."
@@ -50,7 +50,7 @@ def _describe_outcome(run: BulkRun) -> str:
             return f"The change failed before its end: {run.problem}"
 
 
-def _choose_health(run: BulkRun) -> str:
+def _get_run_health(run: BulkChangeRun) -> str:
     if run.outcome == "failed":
         return "act"
     return "look" if run.outcome == "stopped" or run.changes.refused else "ok"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from riverpy._dashboard.health_summary import HEALTH_BY_LEVEL, make_health_summary
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.sentence import Sentence
+from riverpy._dashboard.sentence import HealthSentence
 from riverpy._tools.doctor.finding import Level
 from riverpy._tools.text import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._tools.doctor.finding import Finding
 
 FINDINGS_AGE_MAX = 60.0
@@ -22,7 +22,7 @@ FINDINGS_AGE_MAX = 60.0
 this time."""
 
 
-async def load_doctor_page(view: PageView) -> Mapping[str, object]:
+async def load_doctor_page(view: PageRequest) -> Mapping[str, object]:
     """Return the last findings. If they are too old, the checks run after this page is sent."""
     doctor = view.site.doctor
     report = doctor.last
@@ -50,15 +50,17 @@ PAGE = Page(
 )
 
 
-def _describe_findings(findings: Sequence[Finding]) -> Iterator[Sentence]:
+def _describe_findings(findings: Sequence[Finding]) -> Iterator[HealthSentence]:
     failures = sum(one.level is Level.FAIL for one in findings)
     warnings = sum(one.level is Level.WARN for one in findings)
     if failures:
         number = format_count(failures, "failure")
         text = "Jobs are not inserted, not worked or not made available."
-        yield Sentence("act", f"{number}: {text} Begin with the first one.")
+        yield HealthSentence("act", f"{number}: {text} Begin with the first one.")
     if warnings:
         number = format_count(warnings, "warning")
-        yield Sentence("look", f"{number}: jobs are slow or at risk, or a check could not run.")
+        yield HealthSentence(
+            "look", f"{number}: jobs are slow or at risk, or a check could not run."
+        )
     if not failures and not warnings:
-        yield Sentence("ok", f"{format_count(len(findings), 'check')} found no problem.")
+        yield HealthSentence("ok", f"{format_count(len(findings), 'check')} found no problem.")

@@ -25,7 +25,7 @@ from riverpy._dashboard.queue_health import (
     read_queue_facts,
 )
 from riverpy._dashboard.rendering import format_capped_count, format_duration
-from riverpy._dashboard.sentence import Sentence, rank_health
+from riverpy._dashboard.sentence import HealthSentence, rank_health
 from riverpy._postgres.dashboard_reads import periodic_list_entries
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE, TABLE_MISSING_SQLSTATE
@@ -34,10 +34,10 @@ from riverpy._tools.text import format_count, format_job_ids, format_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._dashboard.queue_health import QueueFacts, WaitReason
     from riverpy._postgres.dashboard_reads import StuckJob
-    from riverpy._tools.top.status import FleetStatus, QueueStatus, WorkerStatus
+    from riverpy._tools.top.status import OverallStatus, QueueStatus, WorkerStatus
 
 FINDINGS_AGE_MAX = 120.0
 """The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
@@ -52,7 +52,7 @@ PERIODIC_JOBS_READ_MAX = 1_000
 """The maximum number of periodic jobs that are read to find the paused ones."""
 
 
-async def load_home_page(view: PageView) -> Mapping[str, object]:
+async def load_home_page(view: PageRequest) -> Mapping[str, object]:
     """Read the status of clients and queues, and return the values of the page."""
     status = await view.site.statuses.read()
     queues = sorted(status.queues, key=_get_queue_sort_key)
@@ -81,8 +81,8 @@ PAGE = Page("home", "/", "home.html", load_home_page, "Home", findings_age_max=F
 
 
 def _describe_status(
-    status: FleetStatus, facts: Sequence[QueueFacts], stuck_jobs: Sequence[StuckJob]
-) -> list[Sentence]:
+    status: OverallStatus, facts: Sequence[QueueFacts], stuck_jobs: Sequence[StuckJob]
+) -> list[HealthSentence]:
     """Return the sentences about a status. The leader, the workers, failed attempts, waits and
     stuck jobs each have at least one sentence, even if nothing is wrong. Waits have none only if
     the sentences about stuck jobs explain them all. The other topics, such as paused queues, have a
@@ -99,7 +99,7 @@ def _describe_status(
     ]
 
 
-def _describe_checks(view: PageView) -> Iterable[Sentence]:
+def _describe_checks(view: PageRequest) -> Iterable[HealthSentence]:
     report = view.site.doctor.last
     return () if report is None else describe_failed_checks(report)
 
@@ -111,7 +111,7 @@ def _get_queue_sort_key(queue: QueueStatus) -> tuple[bool, float, str]:
     return not (waits and queue.workers == 0), -waits, queue.name
 
 
-def _describe_workers(status: FleetStatus) -> Iterator[Sentence]:
+def _describe_workers(status: OverallStatus) -> Iterator[HealthSentence]:
     by_state: dict[str, list[WorkerStatus]] = {}
     for worker in status.workers:
         by_state.setdefault("silent" if is_silent(worker) else worker.state, []).append(worker)
@@ -120,21 +120,21 @@ def _describe_workers(status: FleetStatus) -> Iterator[Sentence]:
         stopping = by_state.get("stopping")
         also = f", and {len(stopping)} more stop" if stopping else ""
         verb = "is" if len(alive) == 1 else "are"
-        yield Sentence("ok", f"{format_count(len(alive), 'worker')} {verb} alive{also}.")
+        yield HealthSentence("ok", f"{format_count(len(alive), 'worker')} {verb} alive{also}.")
     elif status.candidates is None:
-        yield Sentence("look", "Workers are not known: run `riverpy migrate up`.")
+        yield HealthSentence("look", "Workers are not known: run `riverpy migrate up`.")
     elif by_state.get("unregistered"):
-        yield Sentence("look", "No riverpy worker is alive, but other clients run jobs.")
+        yield HealthSentence("look", "No riverpy worker is alive, but other clients run jobs.")
     else:
-        yield Sentence("act", "No worker is alive: start one with `riverpy worker`.")
+        yield HealthSentence("act", "No worker is alive: start one with `riverpy worker`.")
     if silent:
         yield _describe_silent_workers(silent)
 
 
-def _describe_silent_workers(silent: Sequence[WorkerStatus]) -> Sentence:
+def _describe_silent_workers(silent: Sequence[WorkerStatus]) -> HealthSentence:
     if len(silent) == 1:
         worker = silent[0]
-        return Sentence(
+        return HealthSentence(
             "look",
             f"1 worker sends no heartbeat: {worker.client_id}, for "
             f"{format_duration(worker.silent_for)}. It stopped without a notice, or cannot reach "
@@ -142,7 +142,7 @@ def _describe_silent_workers(silent: Sequence[WorkerStatus]) -> Sentence:
             make_worker_path(worker.client_id),
             f"Worker {worker.client_id}",
         )
-    return Sentence(
+    return HealthSentence(
         "look",
         f"{len(silent):,} workers send no heartbeat: "
         f"{format_names(one.client_id for one in silent)}. They stopped without a notice, or "
@@ -152,25 +152,25 @@ def _describe_silent_workers(silent: Sequence[WorkerStatus]) -> Sentence:
     )
 
 
-def _describe_failed_attempts(status: FleetStatus) -> Iterator[Sentence]:
+def _describe_failed_attempts(status: OverallStatus) -> Iterator[HealthSentence]:
     failing = [queue for queue in status.queues if queue.failed_per_s]
     over = format_duration(status.rates_over)
     if failing:
         failed = max(round(sum(one.failed_per_s for one in failing) * status.rates_over), 1)
         names = format_names(queue.name for queue in failing)
         has_retries = any(queue.retryable for queue in failing)
-        yield Sentence(
+        yield HealthSentence(
             "look",
             f"{format_count(failed, 'attempt')} failed in the last {over}, in {names}.",
             "/jobs?state=retryable" if has_retries else None,
             "Jobs waiting for a retry",
         )
     else:
-        yield Sentence("ok", f"No attempt failed in the last {over}.")
+        yield HealthSentence("ok", f"No attempt failed in the last {over}.")
     if discarded := status.totals["discarded"]:
         number = format_capped_count(discarded, status.cap)
         noun = "job" if discarded == 1 else "jobs"
-        yield Sentence(
+        yield HealthSentence(
             "look",
             f"{number} {noun} failed every attempt.",
             "/jobs?state=discarded",
@@ -178,7 +178,7 @@ def _describe_failed_attempts(status: FleetStatus) -> Iterator[Sentence]:
         )
 
 
-def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
+def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[HealthSentence]:
     """Yield a sentence for each of the queues with the longest waits. The sentence gives the
     reason."""
     behind = [
@@ -189,16 +189,18 @@ def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
         and (reason := find_wait_reason(one)).health != "ok"
     ]
     if not behind:
-        yield Sentence(
+        yield HealthSentence(
             "ok",
             f"No due job waits longer than {LONG_WAIT_SECONDS:.0f} seconds in a queue that is not "
             "paused.",
         )
     behind.sort(key=_get_wait_sort_key)
-    named = [(one, reason) for one, reason in behind if not _is_explained_by_missing_kinds(one)]
+    named = [
+        (one, reason) for one, reason in behind if not _is_explained_by_kinds_without_worker(one)
+    ]
     for one, reason in named[:QUEUES_NAMED_MAX]:
         waits = describe_waiting_jobs(one, f" in {one.status.name}")
-        yield Sentence(
+        yield HealthSentence(
             reason.health,
             " ".join(part for part in (f"{waits}.", reason.cause, reason.advice) if part),
             make_queue_path(one.status.name),
@@ -206,7 +208,7 @@ def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
         )
     if len(named) > QUEUES_NAMED_MAX:
         more = format_count(len(named) - QUEUES_NAMED_MAX, "more queue")
-        yield Sentence("look", f"Jobs wait too long in {more}.", "/queues", "Queues")
+        yield HealthSentence("look", f"Jobs wait too long in {more}.", "/queues", "Queues")
 
 
 def _get_wait_sort_key(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float, str]:
@@ -214,7 +216,7 @@ def _get_wait_sort_key(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float
     return -rank_health(reason.health), -(facts.status.due_for or 0.0), facts.status.name
 
 
-def _is_explained_by_missing_kinds(facts: QueueFacts) -> bool:
+def _is_explained_by_kinds_without_worker(facts: QueueFacts) -> bool:
     """Return whether the page already has a sentence for each kind in this queue that no worker can
     run."""
     if facts.live_worker_count == 0 or not facts.kinds_without_worker:
@@ -223,12 +225,12 @@ def _is_explained_by_missing_kinds(facts: QueueFacts) -> bool:
     return known.issuperset(facts.kinds_without_worker)
 
 
-def _describe_paused_queues(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
+def _describe_paused_queues(facts: Sequence[QueueFacts]) -> Iterator[HealthSentence]:
     paused = [one for one in facts if one.status.paused]
     if len(paused) == 1:
         one = paused[0]
         waits = describe_waiting_jobs(one)
-        yield Sentence(
+        yield HealthSentence(
             "look",
             f"The queue {one.status.name} is paused. {waits or 'No job waits'}.",
             make_queue_path(one.status.name),
@@ -242,10 +244,10 @@ def _describe_paused_queues(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
         )
         names = format_names(one.status.name for one in paused)
         text = f"{len(paused):,} queues are paused: {names}. {subject} in them."
-        yield Sentence("look", text, "/queues", "Queues")
+        yield HealthSentence("look", text, "/queues", "Queues")
 
 
-async def _read_paused_periodic_jobs(view: PageView) -> list[str]:
+async def _read_paused_periodic_jobs(view: PageRequest) -> list[str]:
     """Return the ids of the paused periodic jobs. The list is empty if the table is missing, or if
     the role may not read it."""
     schema = view.site.client.config.schema
@@ -263,31 +265,33 @@ async def _read_paused_periodic_jobs(view: PageView) -> list[str]:
     return [entry.id for entry in entries if entry.paused_at is not None]
 
 
-def _describe_paused_periodic_jobs(ids: Sequence[str]) -> Iterator[Sentence]:
+def _describe_paused_periodic_jobs(ids: Sequence[str]) -> Iterator[HealthSentence]:
     if len(ids) == 1:
         path, name = make_periodic_job_path(ids[0]), f"Periodic job {ids[0]}"
-        yield Sentence("look", f"The periodic job {ids[0]} is paused.", path, name)
+        yield HealthSentence("look", f"The periodic job {ids[0]} is paused.", path, name)
     elif ids:
         text = f"{len(ids):,} periodic jobs are paused: {format_names(ids)}."
-        yield Sentence("look", text, "/periodic", "Periodic jobs")
+        yield HealthSentence("look", text, "/periodic", "Periodic jobs")
 
 
-def _describe_late_jobs(status: FleetStatus) -> Iterator[Sentence]:
+def _describe_late_jobs(status: OverallStatus) -> Iterator[HealthSentence]:
     if late := [queue for queue in status.queues if queue.late]:
         number = format_capped_count(sum(queue.late for queue in late), status.cap)
-        yield Sentence(
+        yield HealthSentence(
             "look",
             f"{number} scheduled jobs or retries in {format_names(one.name for one in late)} are "
             "due, but the leader has not made them available.",
         )
 
 
-def _describe_stuck_jobs(status: FleetStatus, stuck_jobs: Sequence[StuckJob]) -> Iterator[Sentence]:
+def _describe_stuck_jobs(
+    status: OverallStatus, stuck_jobs: Sequence[StuckJob]
+) -> Iterator[HealthSentence]:
     is_anything_stuck = False
     for kind in status.kinds_without_worker:
         is_anything_stuck = True
         noun = "job waits" if kind.jobs == 1 else "jobs wait"
-        yield Sentence(
+        yield HealthSentence(
             "act",
             f"No worker can run kind {kind.kind}: {kind.jobs:,} {noun} in "
             f"{format_names(kind.queues)}.",
@@ -299,7 +303,7 @@ def _describe_stuck_jobs(status: FleetStatus, stuck_jobs: Sequence[StuckJob]) ->
             is_anything_stuck = True
             is_full = worker.slots is not None and worker.stuck >= worker.slots
             jobs = [one for one in stuck_jobs if one.client_id == worker.client_id]
-            yield Sentence(
+            yield HealthSentence(
                 "act" if is_full else "look",
                 _describe_worker_with_stuck_jobs(worker, jobs),
                 make_worker_path(worker.client_id),
@@ -307,12 +311,12 @@ def _describe_stuck_jobs(status: FleetStatus, stuck_jobs: Sequence[StuckJob]) ->
             )
     if status.damaged:
         is_anything_stuck = True
-        yield Sentence(
+        yield HealthSentence(
             "act",
             f"The server cannot read {format_job_ids(status.damaged)}: see docs/faults.md.",
         )
     if not is_anything_stuck:
-        yield Sentence("ok", "No job is stuck.")
+        yield HealthSentence("ok", "No job is stuck.")
 
 
 def _describe_worker_with_stuck_jobs(worker: WorkerStatus, jobs: Sequence[StuckJob]) -> str:

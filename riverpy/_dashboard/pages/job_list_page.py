@@ -21,21 +21,21 @@ from riverpy._dashboard.job_search import (
     parse_search,
 )
 from riverpy._dashboard.page import RESPONSE_STATUS_KEY, Page
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._dashboard.rendering import format_capped_count
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.text import shorten_line
 from riverpy.errors import RiverError
-from riverpy.job import JobState, get_stored_state
+from riverpy.job import JobState, get_raw_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from riverpy._dashboard.job_search import FoundJobs, JobSearch
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._dashboard.site import Site
-    from riverpy._tools.top.status import FleetStatus
+    from riverpy._tools.top.status import OverallStatus
     from riverpy.job import JobRow
 
 JOBS_PER_PAGE = 50
@@ -62,7 +62,7 @@ class ListedJob(NamedTuple):
     state: str
 
 
-async def load_job_list_page(view: PageView) -> Mapping[str, object]:
+async def load_job_list_page(view: PageRequest) -> Mapping[str, object]:
     """Read one page of jobs. If a filter is invalid, return only the values of the search form."""
     form = {"labels": LABEL_BY_FILTER, "examples": EXAMPLE_BY_FILTER}
     try:
@@ -77,22 +77,24 @@ async def load_job_list_page(view: PageView) -> Mapping[str, object]:
         }
 
 
-def _read_page_search(view: PageView) -> JobSearch:
+def _read_page_search(view: PageRequest) -> JobSearch:
     """Return the search in the query of the page.
 
     Raises:
         SearchError: a parameter is invalid, or its filter would reveal hidden args.
     """
     search = parse_search(view.query, non_filter_names=_NON_FILTER_PARAMETERS)
-    search.expect_filters_allowed(view.site.options)
+    search.require_allowed_filters(view.site.options)
     tick = view.query.get("tick", TICK_ALL)
     if tick != TICK_ALL:
-        problem = f"`tick` cannot be {quote_name(tick)}. The only value is `{TICK_ALL}`."
+        problem = (
+            f"`tick` cannot be {quote_name_for_sentence(tick)}. The only value is `{TICK_ALL}`."
+        )
         raise SearchError(problem, search.texts, "")
     return search
 
 
-async def _load_job_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
+async def _load_job_list(view: PageRequest, search: JobSearch) -> Mapping[str, object]:
     schema = view.site.client.config.schema
     state = JobState(search.state) if search.state else None
     has_groups = state in STATES_WITH_ERROR_GROUPS and not search.after
@@ -136,10 +138,10 @@ def _make_listed_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]
             text = "args hidden (mask failed)"
         else:
             text = shorten_line(shown, ARGS_LENGTH_SHOWN_MAX)
-        yield ListedJob(job, text, get_last_error_line(job), get_stored_state(job))
+        yield ListedJob(job, text, get_last_error_line(job), get_raw_state(job))
 
 
-def _describe_bulk_target(search: JobSearch, found: FoundJobs, status: FleetStatus | None) -> str:
+def _describe_bulk_target(search: JobSearch, found: FoundJobs, status: OverallStatus | None) -> str:
     """Return a name for the jobs that a bulk change would change, such as `All 5 running jobs`."""
     noun = f"{search.state} jobs"
     has_filters = len(search.texts) > 1
@@ -154,7 +156,7 @@ def _describe_bulk_target(search: JobSearch, found: FoundJobs, status: FleetStat
     return f"All {number}{noun}" + (" that match" if has_filters else "")
 
 
-async def _read_status_or_none(view: PageView) -> FleetStatus | None:
+async def _read_status_or_none(view: PageRequest) -> OverallStatus | None:
     """Return the status of clients and queues, for the job counts beside the states. Return None if
     it cannot be read. The list then shows no counts."""
     try:

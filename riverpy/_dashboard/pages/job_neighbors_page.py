@@ -10,16 +10,16 @@ from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
 from riverpy._postgres.damaged_jobs import read_jobs_despite_damage
-from riverpy._postgres.dashboard_reads import NeighborJobs, job_list_neighbors
+from riverpy._postgres.dashboard_reads import ConcurrentJobs, job_list_concurrent
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import ConfigError, NotFoundError
-from riverpy.job import JobState, get_stored_state
+from riverpy.job import JobState, get_raw_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy.job import JobRow
 
 SEARCHED_JOBS_MAX = 1_000
@@ -36,7 +36,7 @@ class LastAttempt(NamedTuple):
     until: datetime
 
 
-async def load_job_neighbors_page(view: PageView) -> Mapping[str, object]:
+async def load_job_neighbors_page(view: PageRequest) -> Mapping[str, object]:
     """Read a job and the jobs that ran in the same client during its last attempt."""
     client, job_id = view.site.client, view.path_params["job_id"]
     async with open_read_transaction(client) as tx:
@@ -47,13 +47,13 @@ async def load_job_neighbors_page(view: PageView) -> Mapping[str, object]:
                 404, f"There is no job {job_id}.", "Users or the leader have deleted it."
             ) from None
         now = await read_server_time(tx)
-        place, found = find_last_attempt(job, now), NeighborJobs([], 0, is_partial=False)
+        place, found = find_last_attempt(job, now), ConcurrentJobs([], 0, is_partial=False)
         if place is not None:
             found, _ = await read_jobs_despite_damage(
                 tx,
                 client.config.schema,
                 _SEARCHED_STATES,
-                lambda damaged: job_list_neighbors(
+                lambda damaged: job_list_concurrent(
                     tx,
                     client.config.schema,
                     job_id=job_id,
@@ -71,7 +71,7 @@ async def load_job_neighbors_page(view: PageView) -> Mapping[str, object]:
         "place": place,
         "found": found,
         "searched_max": SEARCHED_JOBS_MAX,
-        "is_running": get_stored_state(job) == JobState.RUNNING,
+        "is_running": get_raw_state(job) == JobState.RUNNING,
     }
 
 
@@ -86,7 +86,7 @@ def find_last_attempt(job: JobRow, now: datetime) -> LastAttempt | None:
     if not job.attempted_by or job.attempted_at is None:
         return None
     until = job.finalized_at
-    if get_stored_state(job) == JobState.RUNNING:
+    if get_raw_state(job) == JobState.RUNNING:
         until = now
     elif until is None:
         last = job.errors[-1] if job.errors else None

@@ -22,7 +22,7 @@ from riverpy._work.steps import (
     STEP_METADATA_KEY,
 )
 from riverpy.errors import ConfigError, JobDamagedError, NotFoundError
-from riverpy.job import OUTPUT_METADATA_KEY, JobColumn, JobState, get_stored_state
+from riverpy.job import OUTPUT_METADATA_KEY, JobColumn, JobState, get_raw_state
 from riverpy.joblog import LOG_METADATA_KEY, decode_log_entries
 from riverpy.progress import PROGRESS_METADATA_KEY
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._attempt_errors import AttemptError
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy.client import Client
     from riverpy.job import JobRow
 
@@ -47,7 +47,7 @@ class TimelineEntry(NamedTuple):
     text: str = ""
 
 
-class LogEntry(msgspec.Struct):
+class StoredAttemptLog(msgspec.Struct):
     """The log of one attempt, in River's format."""
 
     attempt: int
@@ -82,7 +82,7 @@ async def read_job_and_time(client: Client, job_id: int) -> tuple[JobRow, dateti
         ) from None
 
 
-async def load_job_page(view: PageView) -> Mapping[str, object]:
+async def load_job_page(view: PageRequest) -> Mapping[str, object]:
     """Read one job and return the values of its page."""
     job_id: int = view.path_params["job_id"]
     try:
@@ -103,13 +103,13 @@ PAGE = Page("job", "/jobs/{job_id:int}", "job.html", load_job_page)
 
 
 def _make_job_values(job: JobRow) -> dict[str, object]:
-    metadata = _decode_members(job.columns()[JobColumn.METADATA])
+    metadata = _decode_members(job.get_encoded_values()[JobColumn.METADATA])
     shown = {
         key: value for key, value in metadata.items() if key not in _METADATA_KEYS_WITH_SECTION
     }
     return {
         "job": job,
-        "state": get_stored_state(job),
+        "state": get_raw_state(job),
         "timeline": list(_make_timeline(job)),
         "errors": [_make_error_entry(job, error) for error in reversed(job.errors)],
         "errors_left_out": job.error_count - len(job.errors),
@@ -118,7 +118,7 @@ def _make_job_values(job: JobRow) -> dict[str, object]:
         "steps": _describe_steps(metadata),
         "log": list(_decode_log(job)),
         "unique_key": job.unique_key.hex() if job.unique_key else None,
-        "actions": list_possible_actions(get_stored_state(job)),
+        "actions": list_possible_actions(get_raw_state(job)),
     }
 
 
@@ -131,7 +131,7 @@ def _make_timeline(job: JobRow) -> Iterator[TimelineEntry]:
         where = f" in {client_id}" if client_id else ""
         at = None if error.at == GO_ZERO_TIME else error.at
         yield TimelineEntry(f"{name} failed{where}", at, first_line[:200])
-    state = get_stored_state(job)
+    state = get_raw_state(job)
     match state:
         case JobState.RUNNING:
             name = f"Attempt {job.attempt} of {job.max_attempts} runs in {_get_last_client(job)}"
@@ -199,9 +199,9 @@ def _describe_steps(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[str, str]
     ]
 
 
-def _decode_log(job: JobRow) -> Iterator[LogEntry]:
-    for raw in decode_log_entries(job.columns()[JobColumn.METADATA]):
+def _decode_log(job: JobRow) -> Iterator[StoredAttemptLog]:
+    for raw in decode_log_entries(job.get_encoded_values()[JobColumn.METADATA]):
         try:
-            yield msgspec.json.decode(raw, type=LogEntry)
+            yield msgspec.json.decode(raw, type=StoredAttemptLog)
         except (msgspec.DecodeError, RecursionError):
-            yield LogEntry(0, raw.decode("utf-8", "replace"))
+            yield StoredAttemptLog(0, raw.decode("utf-8", "replace"))

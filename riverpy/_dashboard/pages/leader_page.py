@@ -14,7 +14,7 @@ from riverpy._dashboard.health_summary import (
     make_health_summary,
 )
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.sentence import Sentence
+from riverpy._dashboard.sentence import HealthSentence
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.doctor.finding import Level
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.doctor.finding import Finding
     from riverpy._tools.domain_map import DomainMap
     from riverpy._tools.top.lease_status import LeaseStatus
-    from riverpy._tools.top.status import FleetStatus, LeaderStatus
+    from riverpy._tools.top.status import LeaderStatus, OverallStatus
 
 NAMES_SHOWN_MAX = 20
 """The maximum number of queues, and of candidates, that the page shows for one domain. A candidate
@@ -77,7 +77,7 @@ class ListedLease(NamedTuple):
     """How far the work of the holder is behind. Empty: the holder has not reported it."""
 
 
-async def load_leader_page(view: PageView) -> Mapping[str, object]:
+async def load_leader_page(view: PageRequest) -> Mapping[str, object]:
     """Read the leaders, and the last findings of `riverpy doctor` about them."""
     status = await view.site.statuses.read()
     async with open_read_transaction(view.site.client) as tx:
@@ -129,22 +129,24 @@ async def _read_domains(tx: Transaction, schema: str | None) -> DomainMap | None
 
 
 def _describe_leaders_and_leases(
-    status: FleetStatus, problems: Sequence[Finding]
-) -> Iterator[Sentence]:
+    status: OverallStatus, problems: Sequence[Finding]
+) -> Iterator[HealthSentence]:
     yield from describe_leaders(status)
     yield from describe_unheld_leases(status)
     held = sum(one.state == "held" for one in status.leases) + status.leases_left_out
     if held:
         verb = "has a holder" if held == 1 else "have holders"
-        yield Sentence("ok", f"{format_count(held, 'lease')} of user code {verb}.")
+        yield HealthSentence("ok", f"{format_count(held, 'lease')} of user code {verb}.")
     yield from (
-        Sentence(HEALTH_BY_LEVEL[level], f"{format_count(number, noun)} of the checks: see below.")
+        HealthSentence(
+            HEALTH_BY_LEVEL[level], f"{format_count(number, noun)} of the checks: see below."
+        )
         for level, noun in ((Level.FAIL, "failure"), (Level.WARN, "warning"))
         if (number := sum(one.level is level for one in problems))
     )
 
 
-def _list_leaders(status: FleetStatus, domains: DomainMap | None) -> Iterator[DomainLeader]:
+def _list_leaders(status: OverallStatus, domains: DomainMap | None) -> Iterator[DomainLeader]:
     """Yield the leader of the domain `default`, the holder of the lease for the whole schema, and
     the leaders of the other domains."""
     default_candidates = _list_default_candidates(status, domains)
@@ -204,7 +206,7 @@ def _list_candidates(domains: DomainMap, domain: str) -> list[str]:
 
 
 def _list_default_candidates(
-    status: FleetStatus, domains: DomainMap | None
+    status: OverallStatus, domains: DomainMap | None
 ) -> Sequence[str] | None:
     """Return the ids of the live clients that can become leader of the domain `default`. None: not
     known."""

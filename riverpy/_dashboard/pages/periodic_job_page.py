@@ -12,7 +12,7 @@ from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.health_summary import describe_leaders
 from riverpy._dashboard.job_search import find_jobs, parse_search
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._dashboard.periodic_health import (
     describe_missing_run,
     explain_periodic_job,
@@ -21,13 +21,13 @@ from riverpy._dashboard.periodic_health import (
 )
 from riverpy._dashboard.periodic_runs import (
     UNKNOWN_CAUSE,
-    find_run_by_schedule,
+    find_run_caused_by_schedule,
     make_run_of_inserted_job,
     make_run_of_job,
 )
 from riverpy._dashboard.sentence import sort_sentences
-from riverpy._postgres.dashboard_reads import periodic_find_job_of_slot, periodic_list_entries
-from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
+from riverpy._postgres.dashboard_reads import periodic_find_job_of_due_time, periodic_list_entries
+from riverpy._postgres.driver import PostgresError, is_damaged_or_untranslatable_error
 from riverpy._postgres.periodic import periodic_table_exists
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import ConfigError
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._dashboard.job_search import FoundJobs, JobSearch
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._dashboard.periodic_runs import ListedRun
-    from riverpy._postgres.dashboard_reads import PeriodicJobEntry
+    from riverpy._postgres.dashboard_reads import PeriodicJobDashboardRow
     from riverpy._postgres.driver import Transaction
-    from riverpy._tools.top.status import FleetStatus
+    from riverpy._tools.top.status import OverallStatus
 
 NEXT_RUN_TIMES_SHOWN = 5
 JOBS_SHOWN_MAX = 10
@@ -62,7 +62,7 @@ class NextRunTimes(NamedTuple):
     """Why later times are not known. Empty: they are known."""
 
 
-async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
+async def load_periodic_job_page(view: PageRequest) -> Mapping[str, object]:
     """Read the periodic job whose id is in the query parameter `id`."""
     row_id = view.query.get("id", "")
     client = view.site.client
@@ -80,10 +80,12 @@ async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
             search = _make_search(job_id, last_job.kind)
             found = await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
         runs = [make_run_of_job(job) for job in found.jobs]
-        by_schedule = find_run_by_schedule(runs or ([] if last_job is None else [last_job]))
+        by_schedule = find_run_caused_by_schedule(runs or ([] if last_job is None else [last_job]))
         if by_schedule is None and len(runs) == JOBS_SHOWN_MAX:
             older = (await find_last_jobs(tx, schema, [entry])).get(entry.id, ())
-            by_schedule = find_run_by_schedule([make_run_of_inserted_job(job) for job in older])
+            by_schedule = find_run_caused_by_schedule(
+                [make_run_of_inserted_job(job) for job in older]
+            )
     sentences = [explain_periodic_job(entry, fleet, now)]
     if by_schedule is not None:
         sentences.append(by_schedule.describe())
@@ -108,20 +110,20 @@ PAGE = Page("periodic_job", "/periodic-job", "periodic_job.html", load_periodic_
 
 async def _read_periodic_job_entry(
     tx: Transaction, schema: str | None, row_id: str
-) -> PeriodicJobEntry:
+) -> PeriodicJobDashboardRow:
     if not await periodic_table_exists(tx, schema):
         raise PageError(
             404,
             "The table of periodic jobs is missing.",
             "Run `riverpy migrate up --line riverpy` on the database.",
         )
-    entries: list[PeriodicJobEntry] = []
+    entries: list[PeriodicJobDashboardRow] = []
     if row_id and "\0" not in row_id:
         entries = await periodic_list_entries(tx, schema, limit=1, job_id=row_id)
     if not entries:
         raise PageError(
             404,
-            f"There is no periodic job {quote_name(row_id)}."
+            f"There is no periodic job {quote_name_for_sentence(row_id)}."
             if row_id
             else "This address names no periodic job.",
             "The page Periodic lists all that a leader has registered.",
@@ -139,9 +141,9 @@ def _make_search(job_id: str, kind: str | None) -> JobSearch:
 async def _find_last_job(
     tx: Transaction,
     schema: str | None,
-    entry: PeriodicJobEntry,
+    entry: PeriodicJobDashboardRow,
     found: FoundJobs,
-    fleet: FleetStatus,
+    fleet: OverallStatus,
 ) -> ListedRun | None:
     """Return the last job of the periodic job. This is the newest job in `found`. If `found` is
     empty, it is the job of the last run, which may be older than the searched jobs. None: not
@@ -154,17 +156,17 @@ async def _find_last_job(
     job_id, _ = split_periodic_id(entry.id)
     try:
         async with tx.transaction():
-            job = await periodic_find_job_of_slot(
+            job = await periodic_find_job_of_due_time(
                 tx, schema, periodic_job_id=job_id, slot=entry.last_run_at, queues=queues
             )
             return None if job is None else make_run_of_inserted_job(job)
     except PostgresError as error:
-        if not is_unreadable_value_error(error):  # the server cannot read the job
+        if not is_damaged_or_untranslatable_error(error):  # the server cannot read the job
             raise
         return None
 
 
-def compute_next_run_times(entry: PeriodicJobEntry) -> NextRunTimes:
+def compute_next_run_times(entry: PeriodicJobDashboardRow) -> NextRunTimes:
     """Return the next run times of a periodic job, as far as they follow from the stored text of
     its schedule."""
     if entry.next_run_at is None:

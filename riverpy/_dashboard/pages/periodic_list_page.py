@@ -13,7 +13,7 @@ from riverpy._dashboard.periodic_health import (
     explain_periodic_job,
     find_last_jobs,
 )
-from riverpy._dashboard.periodic_runs import find_run_by_schedule, make_run_of_inserted_job
+from riverpy._dashboard.periodic_runs import find_run_caused_by_schedule, make_run_of_inserted_job
 from riverpy._dashboard.sentence import rank_health, sort_sentences
 from riverpy._postgres.dashboard_reads import periodic_list_entries
 from riverpy._postgres.periodic import PERIODIC_TABLE_MISSING_MESSAGE, periodic_table_exists
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._dashboard.periodic_runs import ListedRun
-    from riverpy._dashboard.sentence import Sentence
-    from riverpy._postgres.dashboard_reads import InsertedPeriodicJob, PeriodicJobEntry
-    from riverpy._tools.top.status import FleetStatus
+    from riverpy._dashboard.sentence import HealthSentence
+    from riverpy._postgres.dashboard_reads import InsertedPeriodicJob, PeriodicJobDashboardRow
+    from riverpy._tools.top.status import OverallStatus
 
 PERIODIC_JOBS_SHOWN_MAX = 500
 
@@ -35,8 +35,8 @@ PERIODIC_JOBS_SHOWN_MAX = 500
 class ListedPeriodicJob(NamedTuple):
     """One row of the table: a periodic job with the texts that the page shows."""
 
-    entry: PeriodicJobEntry
-    sentence: Sentence
+    entry: PeriodicJobDashboardRow
+    sentence: HealthSentence
     last_job: ListedRun | None
     """The run of the last job, whatever its cause. None: not known."""
     run_by_schedule: ListedRun | None
@@ -48,7 +48,7 @@ class ListedPeriodicJob(NamedTuple):
     """Why there is no last run. Empty: there is one."""
 
 
-async def load_periodic_list_page(view: PageView) -> Mapping[str, object]:
+async def load_periodic_list_page(view: PageRequest) -> Mapping[str, object]:
     """Read all periodic jobs and return the values of the page."""
     client = view.site.client
     schema = client.config.schema
@@ -62,14 +62,16 @@ async def load_periodic_list_page(view: PageView) -> Mapping[str, object]:
         last_jobs = await find_last_jobs(tx, schema, shown)
     kinds = {job.id: job.kind for job in client.periodic_jobs}
     found = [
-        _list_entry(entry, last_jobs.get(entry.id, ()), kinds.get(entry.id), fleet, now)
+        _make_listed_periodic_job(
+            entry, last_jobs.get(entry.id, ()), kinds.get(entry.id), fleet, now
+        )
         for entry in shown
     ]
     return {
         "missing": None,
         "now": now,
         "leader_sentences": sort_sentences(list(describe_leaders(fleet))),
-        "periodic_jobs": sorted(found, key=_get_sort_key),
+        "periodic_jobs": sorted(found, key=_get_periodic_job_sort_key),
         "are_left_out": len(entries) > PERIODIC_JOBS_SHOWN_MAX,
         "searched_jobs_max": SEARCHED_JOBS_MAX,
     }
@@ -78,16 +80,16 @@ async def load_periodic_list_page(view: PageView) -> Mapping[str, object]:
 PAGE = Page("periodic", "/periodic", "periodic.html", load_periodic_list_page, "Periodic")
 
 
-def _list_entry(
-    entry: PeriodicJobEntry,
+def _make_listed_periodic_job(
+    entry: PeriodicJobDashboardRow,
     last_jobs: Sequence[InsertedPeriodicJob],
     kind: str | None,
-    fleet: FleetStatus,
+    fleet: OverallStatus,
     now: datetime,
 ) -> ListedPeriodicJob:
     runs = [make_run_of_inserted_job(job) for job in last_jobs]
     last = runs[0] if runs else None
-    by_schedule = find_run_by_schedule(runs)
+    by_schedule = find_run_caused_by_schedule(runs)
     return ListedPeriodicJob(
         entry,
         explain_periodic_job(entry, fleet, now),
@@ -98,7 +100,7 @@ def _list_entry(
     )
 
 
-def _get_sort_key(one: ListedPeriodicJob) -> tuple[int, bool, float, str]:
+def _get_periodic_job_sort_key(one: ListedPeriodicJob) -> tuple[int, bool, float, str]:
     """Return the sort key of a periodic job. Jobs with the worst health come first, then those that
     run next."""
     next_run_at = one.entry.next_run_at

@@ -12,15 +12,15 @@ from riverpy._tools.top.status import QUEUES_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._dashboard.queue_health import QueueFacts
-    from riverpy._dashboard.sentence import Sentence
+    from riverpy._dashboard.sentence import HealthSentence
 
 QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Queues with the worst health come first."""
 
 
-async def load_queue_list_page(view: PageView) -> Mapping[str, object]:
+async def load_queue_list_page(view: PageRequest) -> Mapping[str, object]:
     """Read all queues. With the query parameter `find`, return only queues whose name contains this
     text."""
     fleet = await view.site.statuses.read()
@@ -30,7 +30,7 @@ async def load_queue_list_page(view: PageView) -> Mapping[str, object]:
         for facts in await read_queue_facts(view.site.client, fleet)
         if text in facts.status.name
     ]
-    found.sort(key=_get_sort_key)
+    found.sort(key=_get_queue_sort_key)
     return {
         "fleet": fleet,
         "find": text,
@@ -45,7 +45,9 @@ async def load_queue_list_page(view: PageView) -> Mapping[str, object]:
 PAGE = Page("queues", "/queues", "queues.html", load_queue_list_page, "Queues")
 
 
-def _get_sort_key(found: tuple[QueueFacts, Sequence[Sentence]]) -> tuple[int, float, str]:
+def _get_queue_sort_key(
+    found: tuple[QueueFacts, Sequence[HealthSentence]],
+) -> tuple[int, float, str]:
     """Return the sort key of a queue. Queues with the worst health come first, then those with the
     longest waits. Queues without a problem are sorted by name, so that rows do not move under the
     mouse pointer."""

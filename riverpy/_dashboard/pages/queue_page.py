@@ -10,13 +10,13 @@ import msgspec
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._dashboard.plots import load_plots
 from riverpy._dashboard.queue_health import (
     SAMPLED_JOBS_MAX,
     add_queue_to_status,
     explain_queue,
-    gather_queue_facts,
+    make_queue_facts,
     read_kinds_without_worker,
 )
 from riverpy._postgres.dashboard_reads import queue_sample_kinds
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from riverpy._dashboard.page import PageView
-    from riverpy._postgres.dashboard_reads import KindSample
+    from riverpy._dashboard.page import PageRequest
+    from riverpy._postgres.dashboard_reads import QueueKindSample
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.reads import ClientRow
-    from riverpy._tools.top.status import FleetStatus, QueueStatus
+    from riverpy._tools.top.status import OverallStatus, QueueStatus
     from riverpy.queue import Queue
 
 KINDS_SHOWN_MAX = 20
@@ -56,10 +56,10 @@ class QueuePageData(NamedTuple):
     row: Queue | None
     clients: Sequence[ClientRow]
     """The clients that work the queue, with or without a recent heartbeat."""
-    sample: KindSample
+    sample: QueueKindSample
 
 
-async def load_queue_page(view: PageView) -> Mapping[str, object]:
+async def load_queue_page(view: PageRequest) -> Mapping[str, object]:
     """Read the queue whose name is in the query parameter `name`."""
     name = view.query.get("name", "")
     if not name or "\0" in name:
@@ -74,7 +74,7 @@ async def load_queue_page(view: PageView) -> Mapping[str, object]:
         missing = await read_kinds_without_worker(tx, schema, fleet, [name])
     known = {name: data.row} if data.row is not None else {}
     facts = next(
-        one for one in gather_queue_facts(fleet, known, missing, now) if one.status.name == name
+        one for one in make_queue_facts(fleet, known, missing, now) if one.status.name == name
     )
     if not (data.row or data.clients or _has_jobs(facts.status)):
         raise _make_not_found_error(name)
@@ -102,14 +102,16 @@ PAGE = Page("queue", "/queue", "queue.html", load_queue_page)
 def _make_not_found_error(name: str) -> PageError:
     return PageError(
         404,
-        f"There is no queue {quote_name(name)}." if name else "This address names no queue.",
+        f"There is no queue {quote_name_for_sentence(name)}."
+        if name
+        else "This address names no queue.",
         "A queue exists as long as it has jobs or a worker works it, and a day longer. The page "
         "Queues lists all.",
     )
 
 
 async def _read_page_data(
-    tx: Transaction, schema: str | None, name: str, fleet: FleetStatus
+    tx: Transaction, schema: str | None, name: str, fleet: OverallStatus
 ) -> QueuePageData:
     clients: list[ClientRow] = []
     if fleet.candidates is not None:  # the table of clients exists

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from riverpy._dashboard.page import PageView
-    from riverpy._dashboard.sentence import Sentence
-    from riverpy._tools.top.status import FleetStatus, WorkerStatus
+    from riverpy._dashboard.page import PageRequest
+    from riverpy._dashboard.sentence import HealthSentence
+    from riverpy._tools.top.status import OverallStatus, WorkerStatus
 
 WORKERS_SHOWN_MAX = 200
 """The maximum number of workers in the table. Workers with the worst health come first."""
@@ -36,7 +36,7 @@ class ListedWorker(NamedTuple):
     """One row of the table: a worker with the texts that the page shows."""
 
     status: WorkerStatus
-    sentences: Sequence[Sentence]
+    sentences: Sequence[HealthSentence]
     state: str
     leadership: str
     """The leader domains of which the worker is the leader, or whether it can become leader."""
@@ -47,7 +47,7 @@ class ListedWorker(NamedTuple):
     """The time of the last heartbeat. None: the worker is not registered."""
 
 
-async def load_worker_list_page(view: PageView) -> Mapping[str, object]:
+async def load_worker_list_page(view: PageRequest) -> Mapping[str, object]:
     """Read all workers and return the values of the page."""
     fleet = await view.site.statuses.read()
     domains = await _read_domain_by_client(view, fleet)
@@ -81,7 +81,7 @@ async def load_worker_list_page(view: PageView) -> Mapping[str, object]:
 PAGE = Page("workers", "/workers", "workers.html", load_worker_list_page, "Workers")
 
 
-async def _read_domain_by_client(view: PageView, fleet: FleetStatus) -> dict[str, str]:
+async def _read_domain_by_client(view: PageRequest, fleet: OverallStatus) -> dict[str, str]:
     """Return the leader domains of the live workers, by client id. The result is empty if all
     workers are in the domain `default`."""
     if not fleet.domains:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.paths import quote_name_for_sentence
 from riverpy._dashboard.worker_health import (
     describe_leadership,
     explain_worker,
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.page import PageRequest
     from riverpy._postgres.dashboard_reads import RunningJobs
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.reads import ClientRow
     from riverpy._tools.top.statements import HeldOrExpiredLeaseRow
-    from riverpy._tools.top.status import FleetStatus
+    from riverpy._tools.top.status import OverallStatus
 
 JOBS_SHOWN_MAX = 50
 LEASES_SHOWN_MAX = 50
@@ -56,7 +56,7 @@ class WorkerPageData(NamedTuple):
     """The leader domain of the worker. None: not known."""
 
 
-async def load_worker_page(view: PageView) -> Mapping[str, object]:
+async def load_worker_page(view: PageRequest) -> Mapping[str, object]:
     """Read the worker whose client id is in the query parameter `id`. Without the parameter, read
     the running jobs whose client is not known."""
     client_id = view.query.get("id", "")
@@ -98,14 +98,16 @@ PAGE = Page("worker", "/worker", "worker.html", load_worker_page)
 def _make_not_found_error(client_id: str) -> PageError:
     return PageError(
         404,
-        f"There is no worker {quote_name(client_id)}."
+        f"There is no worker {quote_name_for_sentence(client_id)}."
         if client_id
         else "This address names no worker, and no job runs in an unknown one.",
         "A worker that has stopped is not listed any more. The page Workers lists all.",
     )
 
 
-async def _read_page_data(view: PageView, client_id: str, fleet: FleetStatus) -> WorkerPageData:
+async def _read_page_data(
+    view: PageRequest, client_id: str, fleet: OverallStatus
+) -> WorkerPageData:
     schema = view.site.client.config.schema
     async with open_read_transaction(view.site.client) as tx:
         clients: Sequence[ClientRow] = ()

@@ -20,7 +20,11 @@ from django.utils.connection import ConnectionProxy
 from riverpy._postgres.driver import InterfaceError
 from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_error
 from riverpy._postgres.sessions.records import make_records
-from riverpy._postgres.sessions.session import CallerSession, NestedTransaction, SessionState
+from riverpy._postgres.sessions.session import (
+    CallerSession,
+    CallerTransactionState,
+    NestedTransaction,
+)
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
 from riverpy.errors import TransactionError
 
@@ -114,17 +118,21 @@ class DjangoSession(CallerSession):
             self._connection.ensure_connection()
         return ServerVersion(*self._connection.get_database_version())
 
-    def get_state(self) -> SessionState:
+    def get_state(self) -> CallerTransactionState:
         connection = self._connection
         raw = connection.connection
         if connection.closed_in_transaction or (raw is None and connection.in_atomic_block):
-            return SessionState.CLOSED
+            return CallerTransactionState.CLOSED
         status = None if raw is None else int(raw.info.transaction_status)
         if status == _UNKNOWN:
-            return SessionState.CLOSED
+            return CallerTransactionState.CLOSED
         if status == _IN_ERROR or (connection.in_atomic_block and connection.needs_rollback):
-            return SessionState.ABORTED
-        return SessionState.NO_TRANSACTION if self.commits_by_itself else SessionState.USABLE
+            return CallerTransactionState.ABORTED
+        return (
+            CallerTransactionState.NO_TRANSACTION
+            if self.commits_by_itself
+            else CallerTransactionState.USABLE
+        )
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
         parameters = {f"p{number}": encode_value(value) for number, value in enumerate(values, 1)}

@@ -19,7 +19,7 @@ from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_
 from riverpy._postgres.sessions.records import make_records
 from riverpy._postgres.sessions.session import (
     CallerSession,
-    SessionState,
+    CallerTransactionState,
     make_no_transaction_error,
 )
 from riverpy._postgres.sessions.text import encode_value
@@ -36,9 +36,9 @@ if not hasattr(psycopg, "AsyncRawCursor"):
     raise ConfigError(f"tx takes psycopg 3.2 or newer, this is {psycopg.__version__}: update it")
 
 _STATE_BY_STATUS = {
-    TransactionStatus.IDLE: SessionState.NO_TRANSACTION,
-    TransactionStatus.INERROR: SessionState.ABORTED,
-    TransactionStatus.UNKNOWN: SessionState.CLOSED,
+    TransactionStatus.IDLE: CallerTransactionState.NO_TRANSACTION,
+    TransactionStatus.INERROR: CallerTransactionState.ABORTED,
+    TransactionStatus.UNKNOWN: CallerTransactionState.CLOSED,
 }
 
 
@@ -80,7 +80,7 @@ class _TextLoader(TextLoader):
         return value.decode() if isinstance(value, bytes) else value
 
 
-def _make_adapters() -> AdaptersMap:
+def _make_psycopg_adapters() -> AdaptersMap:
     adapters = AdaptersMap(types=types)
     register_default_adapters(adapters)
     register_all_arrays(adapters)
@@ -91,7 +91,7 @@ def _make_adapters() -> AdaptersMap:
     return adapters
 
 
-_ADAPTERS = _make_adapters()
+_ADAPTERS = _make_psycopg_adapters()
 """psycopg's adapters for the values of riverpy's statements. Adapters that the caller has
 registered do not apply."""
 
@@ -104,11 +104,11 @@ class _CursorWithOwnAdapters:
         return _ADAPTERS
 
 
-class _StatementCursor(_CursorWithOwnAdapters, psycopg.RawCursor[tuple[Any, ...]]):
+class _DollarParameterCursor(_CursorWithOwnAdapters, psycopg.RawCursor[tuple[Any, ...]]):
     """A cursor for one statement, with parameters like `$1`."""
 
 
-class _AsyncStatementCursor(_CursorWithOwnAdapters, psycopg.AsyncRawCursor[tuple[Any, ...]]):
+class _AsyncDollarParameterCursor(_CursorWithOwnAdapters, psycopg.AsyncRawCursor[tuple[Any, ...]]):
     """An async cursor for one statement, with parameters like `$1`."""
 
 
@@ -125,7 +125,7 @@ class PsycopgSession(CallerSession):
         self._connection: Any = connection
 
     def _make_cursor(self) -> Any:
-        return _StatementCursor(self._connection, row_factory=tuple_row)
+        return _DollarParameterCursor(self._connection, row_factory=tuple_row)
 
     async def _await_if_async(self, result: Awaitable[ResultT] | ResultT) -> ResultT:
         """Return the result of a method of psycopg. `AsyncPsycopgSession` awaits it first."""
@@ -141,12 +141,14 @@ class PsycopgSession(CallerSession):
     def native_session(self) -> object:
         return self._connection
 
-    def get_state(self) -> SessionState:
+    def get_state(self) -> CallerTransactionState:
         if self._connection.closed:
-            return SessionState.CLOSED
+            return CallerTransactionState.CLOSED
         if self._is_pipelined():  # the server has not answered earlier statements
-            return SessionState.USABLE
-        return _STATE_BY_STATUS.get(self._connection.info.transaction_status, SessionState.USABLE)
+            return CallerTransactionState.USABLE
+        return _STATE_BY_STATUS.get(
+            self._connection.info.transaction_status, CallerTransactionState.USABLE
+        )
 
     def _is_pipelined(self) -> bool:
         return self._connection.pgconn.pipeline_status != PipelineStatus.OFF
@@ -230,7 +232,7 @@ class AsyncPsycopgSession(PsycopgSession):
     is_blocking = False
 
     def _make_cursor(self) -> Any:
-        return _AsyncStatementCursor(self._connection, row_factory=tuple_row)
+        return _AsyncDollarParameterCursor(self._connection, row_factory=tuple_row)
 
     async def _await_if_async(self, result: Awaitable[ResultT] | ResultT) -> ResultT:
         return await cast("Awaitable[ResultT]", result)

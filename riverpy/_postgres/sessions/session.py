@@ -24,7 +24,7 @@ def make_no_transaction_error(*, is_blocking: bool) -> TransactionError:
     )
 
 
-class SessionState(Enum):
+class CallerTransactionState(Enum):
     """The state of a caller's transaction, as far as it is known without a round trip."""
 
     USABLE = auto()
@@ -73,7 +73,7 @@ class CallerSession(ABC):
         """The connection or session of the library."""
 
     @abstractmethod
-    def get_state(self) -> SessionState:
+    def get_state(self) -> CallerTransactionState:
         """Return the state of the transaction. This sends no statement."""
 
     @abstractmethod
@@ -121,8 +121,8 @@ class CallerSession(ABC):
 
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open. An aborted transaction is open, too."""
-        return self.get_state() in (SessionState.USABLE, SessionState.ABORTED)
+        return self.get_state() in (CallerTransactionState.USABLE, CallerTransactionState.ABORTED)
 
     def is_closed(self) -> bool:
         """Whether the connection is closed."""
-        return self.get_state() is SessionState.CLOSED
+        return self.get_state() is CallerTransactionState.CLOSED

@@ -27,7 +27,11 @@ from sqlalchemy.orm import Session, scoped_session
 from riverpy._postgres.driver import InterfaceError
 from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_error
 from riverpy._postgres.sessions.records import make_records
-from riverpy._postgres.sessions.session import CallerSession, NestedTransaction, SessionState
+from riverpy._postgres.sessions.session import (
+    CallerSession,
+    CallerTransactionState,
+    NestedTransaction,
+)
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
 from riverpy._without_loop import make_async_context_manager
 from riverpy.errors import TransactionError
@@ -136,7 +140,7 @@ class SqlAlchemySession(CallerSession):
     def native_session(self) -> object:
         return self._tx
 
-    def get_state(self) -> SessionState:
+    def get_state(self) -> CallerTransactionState:
         connection = self._connection
         if connection is None:
             # A connection that was lost can be used again: after a rollback, SQLAlchemy connects at
@@ -145,8 +149,8 @@ class SqlAlchemySession(CallerSession):
         else:
             is_closed = connection.closed or connection.invalidated
         if is_closed:
-            return SessionState.CLOSED
-        return SessionState.USABLE  # SQLAlchemy begins a transaction by itself
+            return CallerTransactionState.CLOSED
+        return CallerTransactionState.USABLE  # SQLAlchemy begins a transaction by itself
 
     async def _run_blocking(self, function: Callable[[], ResultT]) -> ResultT:
         """Call a function that may block. `AsyncSqlAlchemySession` calls it in a greenlet."""

@@ -167,7 +167,9 @@ class CheckRunner:
             await self._run_check(name, partial(check, snapshot))
         program = self._options.program
         if program is not None:
-            await self._run_check("code", partial(kinds.check_program_kinds, program, snapshot))
+            await self._run_check(
+                "code", partial(kinds.check_kinds_missing_in_program, program, snapshot)
+            )
 
     async def _run_check(self, name: str, check: Callable[[], Awaitable[list[Finding]]]) -> None:
         findings: list[Finding] = []

@@ -70,6 +70,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _client_data(client: ClientRow, running_job_count: int) -> dict[str, object]:
+    """Return the facts about one client for the `data` of a finding."""
     return {
         "client_id": client.client_id,
         "version": client.version,

@@ -34,7 +34,9 @@ FAILED_JOBS_WARN_COUNT = 10
 """A kind is reported if at least this number of its failed jobs wait for their next attempt."""
 
 
-async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_kinds_missing_in_program(
+    program: WorkerProgram, snapshot: DatabaseSnapshot
+) -> list[Finding]:
     """Report the kinds of waiting jobs for which `program` has no worker."""
     backlogs = [
         row

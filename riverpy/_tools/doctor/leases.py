@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.leases import LeaseRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.lease_map import LeaseMap
+    from riverpy._tools.lease_map import LeaseReportMap
     from riverpy.stats import LeaseLag
 
 EXPIRED_LEASE_WARN_SECONDS_MIN = 60.0
@@ -67,7 +67,7 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
         prefix=USER_LEASE_NAME_PREFIX,
         expired_within=timedelta(seconds=EXPIRED_LEASE_WARN_SECONDS_MAX),
     )
-    lease_map = await snapshot.lease_map()
+    lease_map = await snapshot.lease_reports()
     leases = [lease for row in rows if (lease := _make_user_lease(row, lease_map)) is not None]
     limit = snapshot.options.max_lag_age.total_seconds()
     return [
@@ -77,7 +77,7 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
 
 
-def _make_user_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _UserLease | None:
+def _make_user_lease(row: LeaseRow, lease_map: LeaseReportMap | None) -> _UserLease | None:
     """Return a lease with its reports, or None if it was released."""
     if row.seconds_until_expiry is None:
         return None
@@ -87,7 +87,9 @@ def _make_user_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _UserLease | 
     return _UserLease(name, row, row.seconds_until_expiry, *reports)
 
 
-def _held_leases_finding(held_leases: Sequence[_UserLease], lease_map: LeaseMap | None) -> Finding:
+def _held_leases_finding(
+    held_leases: Sequence[_UserLease], lease_map: LeaseReportMap | None
+) -> Finding:
     text = format_count(len(held_leases), "lease") + " of user code"
     if held_leases:
         shown = [_describe_lease(lease) for lease in held_leases[:DESCRIBED_LEASES_MAX]]
@@ -113,7 +115,7 @@ def _describe_lease(lease: _UserLease) -> str:
 
 
 def _expired_lease_findings(
-    leases: Sequence[_UserLease], lease_map: LeaseMap | None
+    leases: Sequence[_UserLease], lease_map: LeaseReportMap | None
 ) -> list[Finding]:
     is_known = lease_map is not None and not lease_map.client_ids_without_report
     found: list[_UserLease] = []

@@ -33,7 +33,7 @@ from riverpy._tools.doctor.statements import (
     count_listeners,
     enable_server_warnings,
     read_notification_queue_usage,
-    read_possible_blocking_sessions,
+    read_session_or_oldest_transactions,
     send_notification,
 )
 from riverpy._tools.text import format_count, format_names, format_seconds
@@ -72,7 +72,7 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     if usage <= NOTIFICATION_QUEUE_USAGE_WARN:
         return [ok_finding(text, usage=usage)]
     pid = await _find_blocking_session_pid(snapshot)
-    sessions = await snapshot.session.read(read_possible_blocking_sessions, pid)
+    sessions = await snapshot.session.read(read_session_or_oldest_transactions, pid)
     blockers = "; ".join(map(_describe_session, sessions)) or "a session that this role may not see"
     verb = "blocks" if pid is not None else "probably blocks"
     effect = ""

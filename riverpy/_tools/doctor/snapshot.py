@@ -24,7 +24,7 @@ from riverpy._tools.doctor.statements import (
     read_waiting_kinds,
 )
 from riverpy._tools.domain_map import DomainMap, read_domains_if_permitted
-from riverpy._tools.lease_map import LeaseMap, read_lease_map
+from riverpy._tools.lease_map import LeaseReportMap, read_lease_reports
 from riverpy._tools.reads import (
     read_clients,
     read_default_domain_leader,
@@ -171,12 +171,12 @@ class DatabaseSnapshot:
         return await self.session.read(read_domains_if_permitted, self.schema)
 
     @_read_once
-    async def lease_map(self) -> LeaseMap | None:
+    async def lease_reports(self) -> LeaseReportMap | None:
         """Return what the live clients report about leases, or None if the table of clients has no
         column for it."""
         if not self.has_migration(LEASE_REPORTS_MIGRATION):
             return None
-        return await self.session.read(read_lease_map, self.schema)
+        return await self.session.read(read_lease_reports, self.schema)
 
     @_read_once
     async def last_leader(self) -> DefaultDomainLeader | None:

@@ -263,7 +263,7 @@ async def enable_server_warnings(connection: Transaction) -> None:
     await get_query(_SQL_FILE, "doctor_show_warnings", None).execute(connection)
 
 
-async def read_possible_blocking_sessions(
+async def read_session_or_oldest_transactions(
     connection: Transaction, pid: int | None
 ) -> list[SessionRow]:
     """Return the session with this process id. If `pid` is None, return up to three sessions with

@@ -127,6 +127,7 @@ def _unknown_version_finding(
 
 
 def _migration_line_data(state: SchemaState, line_name: str) -> dict[str, object]:
+    """Return the facts about one migration line for the `data` of a finding."""
     missing, unknown = state.missing_versions(line_name), state.unknown_versions(line_name)
     return {"schema": state.schema, "line": line_name, "missing": missing, "unknown": unknown}
 

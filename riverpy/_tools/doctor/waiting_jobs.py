@@ -69,6 +69,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
 def _queue_data(
     queue: str, backlog: BacklogRow | None, row: QueueRow | None, clients: list[ClientRow] | None
 ) -> dict[str, object]:
+    """Return the facts about one queue for the `data` of a finding."""
     due_for = None if backlog is None else backlog.seconds_since_due
     paused_for = None if row is None else row.seconds_since_pause
     return {

@@ -1,4 +1,4 @@
-"""ServerAccount: the system user that runs the embedded PostgreSQL server.
+"""ServerSystemUser: the system user that runs the embedded PostgreSQL server.
 
 PostgreSQL refuses to run as root. So root runs the server as the user `postgres` or, if there is no
 such user, as `nobody`. Any other user runs the server under its own account.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NON_ROOT_USER_NAMES = ("postgres", "nobody")
 
 
-class ServerAccount(NamedTuple):
+class ServerSystemUser(NamedTuple):
     """The system user that runs the server. The ids are None if it is the current user."""
 
     name: str
@@ -70,13 +70,13 @@ class ServerAccount(NamedTuple):
             os.chown(directory, self.user_id, self.group_id)
 
 
-def find_server_account(data_directory: Path) -> ServerAccount:
+def find_server_account(data_directory: Path) -> ServerSystemUser:
     """Return the account that must run the server of a cluster. The cluster may not exist yet."""
     user = os.geteuid()
     if user == 0:
         return _find_cluster_owner(data_directory) or _find_non_root_user()
     try:
-        return ServerAccount(pwd.getpwuid(user).pw_name, None, None)
+        return ServerSystemUser(pwd.getpwuid(user).pw_name, None, None)
     except KeyError:
         raise DatabaseError(
             f"user id {user} has no name on this system, and PostgreSQL does not start without "
@@ -84,23 +84,23 @@ def find_server_account(data_directory: Path) -> ServerAccount:
         ) from None
 
 
-def _find_cluster_owner(data_directory: Path) -> ServerAccount | None:
+def _find_cluster_owner(data_directory: Path) -> ServerSystemUser | None:
     """Return the owner of the cluster, or None if there is no cluster. PostgreSQL only starts as
     the owner of its data directory."""
     try:
         status = data_directory.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return ServerAccount(f"user id {status.st_uid}", status.st_uid, status.st_gid)
+    return ServerSystemUser(f"user id {status.st_uid}", status.st_uid, status.st_gid)
 
 
-def _find_non_root_user() -> ServerAccount:
+def _find_non_root_user() -> ServerSystemUser:
     for name in _NON_ROOT_USER_NAMES:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        return ServerAccount(name, entry.pw_uid, entry.pw_gid)
+        return ServerSystemUser(name, entry.pw_uid, entry.pw_gid)
     raise DatabaseError(
         "PostgreSQL does not run as root, and there is no user `postgres` or `nobody` to run it: "
         "add one, or give riverpy a database URL"

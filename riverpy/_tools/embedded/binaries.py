@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
-    from riverpy._tools.embedded.account import ServerAccount
+    from riverpy._tools.embedded.account import ServerSystemUser
 
 POSTGRES_MAJOR_VERSION_MIN = 13
 BINARIES_ENV_VARIABLE = "RIVERPY_PG_BIN"
@@ -111,7 +111,7 @@ def _read_usable_version(directory: Path) -> tuple[int, int] | None:
 
 
 def make_installation_runnable(
-    account: ServerAccount, installation: PostgresInstallation, base_directory: Path
+    account: ServerSystemUser, installation: PostgresInstallation, base_directory: Path
 ) -> PostgresInstallation:
     """Return an installation that the account can run: `installation` itself, or a copy below
     `base_directory`.

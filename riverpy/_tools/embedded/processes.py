@@ -273,7 +273,7 @@ class _ServerSupervisor:
 # --- detached processes
 
 
-def keep_server_running(directory: Path) -> None:
+def hold_client_lock(directory: Path) -> None:
     """Hold the lock of a client, so that the server keeps running. Return when the supervisor has
     ended."""
     lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -305,7 +305,7 @@ def main(role: str, argument: str) -> None:
             if role == "supervise":
                 _ServerSupervisor(json.loads(argument)).run()
             else:
-                keep_server_running(Path(argument))
+                hold_client_lock(Path(argument))
     except BaseException as error:
         report_start_result(f"{type(error).__name__}: {error}")
     finally:

@@ -24,7 +24,7 @@ from riverpy.errors import ConfigError, DatabaseError
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from riverpy._tools.embedded.account import ServerAccount
+    from riverpy._tools.embedded.account import ServerSystemUser
     from riverpy._tools.embedded.binaries import PostgresInstallation
     from riverpy._tools.embedded.processes import ServerSpec
 
@@ -101,7 +101,7 @@ class EmbeddedPostgres:
         )
         """The URL of the database `postgres` for its superuser. The URL is known even if the server
         does not run."""
-        self._account: Final[ServerAccount] = find_server_account(self._data_directory)
+        self._account: Final[ServerSystemUser] = find_server_account(self._data_directory)
         self._client_lock_fd: int | None = None
 
     @classmethod
@@ -275,10 +275,11 @@ class EmbeddedPostgres:
 
     @cached_property
     def _runnable_installation(self) -> PostgresInstallation:
+        """The PostgreSQL programs, copied if the server's system user cannot run them in place."""
         return make_installation_runnable(self._account, self._installation, self._base_directory)
 
     @property
-    def _program_environment(self) -> dict[str, str]:
+    def _postgres_environment(self) -> dict[str, str]:
         """The environment of the programs. It lacks PGPORT, PGDATA, LD_LIBRARY_PATH and other
         variables that change the behaviour of PostgreSQL."""
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
@@ -302,7 +303,7 @@ class EmbeddedPostgres:
         made = self._account.run_program(
             command,
             timeout=INITDB_TIMEOUT,
-            environment=self._program_environment,
+            environment=self._postgres_environment,
             pass_fds=[lock_fd],
         )
         if made.returncode:
@@ -331,6 +332,7 @@ class EmbeddedPostgres:
             raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
     def _make_server_spec(self) -> ServerSpec:
+        """Return how the supervisor starts the server: command, directories, environment, user."""
         settings = {
             "max_connections": "200",
             "timezone": "UTC",
@@ -350,7 +352,7 @@ class EmbeddedPostgres:
                 "-D",
                 str(self._data_directory),
             ],
-            "environment": self._program_environment,
+            "environment": self._postgres_environment,
             "user_id": self._account.user_id,
             "group_id": self._account.group_id,
         }

@@ -75,7 +75,7 @@ class Request(msgspec.Struct, frozen=True):
     """The `Host` header, with or without a port; empty: the request has no such header."""
 
     @property
-    def is_host_local(self) -> bool:
+    def is_host_safe_from_rebinding(self) -> bool:
         """Whether the `Host` header is missing, or names `localhost` or an IP address. This
         protects against DNS rebinding: a web page that attacks this server through its own DNS name
         sends that name."""

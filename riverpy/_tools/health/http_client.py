@@ -46,7 +46,7 @@ class HttpResponse(NamedTuple):
         return b"".join(parts)
 
 
-def parse_address(url: str) -> Address:
+def parse_address_or_url(url: str) -> Address:
     """Parse `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT`. Raises ValueError if the text is
     not an address."""
     if "://" not in url:

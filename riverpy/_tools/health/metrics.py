@@ -51,7 +51,7 @@ def render_metrics(
     yield from _kind_metrics(stats.kinds)
     yield from _lease_summary_metrics(stats.leases)
     yield from _singleton_metrics(stats)
-    yield from _named_lease_metrics(stats)
+    yield from _per_lease_metrics(stats)
 
 
 def _process_metrics(stats: ClientStats, process_started_at: float) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _lease_summary_metrics(leases: LeaseStats) -> Iterator[str]:
     yield from _unlabelled_metric("leases_renewal_seconds", "gauge", text, leases.renewal_seconds)
 
 
-def _named_lease_metrics(stats: ClientStats) -> Iterator[str]:
+def _per_lease_metrics(stats: ClientStats) -> Iterator[str]:
     """Yield the metrics of the lease of each singleton, and of up to `LAG_METRIC_LEASES_MAX` other
     leases. These are leases that this worker holds and for which it has reported a lag."""
     singletons = stats.singletons

@@ -29,7 +29,7 @@ _SOCKET_MESSAGE = b"+"
 _NO_ANSWER_ERROR = "no answer"
 
 
-class PrivateConnectionListener:
+class SupervisorConnectionListener:
     """Accepts, in the worker, the connections that the supervisor opens."""
 
     def __init__(self, shared_socket: socket.socket) -> None:
@@ -59,7 +59,7 @@ class PrivateConnectionListener:
         self._shared_socket.close()
 
 
-class PrivateHttpClient:
+class WorkerHealthClient:
     """Sends requests from the supervisor to the health server of one worker."""
 
     def __init__(self, shared_socket: socket.socket) -> None:

@@ -66,7 +66,7 @@ def check_readiness(stats: ClientStats | None, lag_check: CheckResult | None = N
     checks = {"state": CheckResult(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
         checks["schema"] = CheckResult(True, "as expected")  # the worker checked this at its start
-        checks["listener"] = _check_listener(stats)
+        checks["listener"] = _check_notification_listener(stats)
         for name, queue in stats.queues.items():
             checks[f"queue {name}"] = _check_queue_claims(queue)
     if lag_check is not None:
@@ -129,7 +129,7 @@ def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
     )
 
 
-def _check_listener(stats: ClientStats) -> CheckResult:
+def _check_notification_listener(stats: ClientStats) -> CheckResult:
     match stats.listener:
         case "proven":
             return CheckResult(True, "notifications arrive")

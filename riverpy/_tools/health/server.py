@@ -198,7 +198,7 @@ class HttpServer:
 
     async def _route_request(self, request: Request) -> Response:
         is_local = not isinstance(self._source, Address) or self._source.is_loopback
-        if is_local and not request.is_host_local:
+        if is_local and not request.is_host_safe_from_rebinding:
             raise HttpError(HTTPStatus.FORBIDDEN, "use localhost or an IP address as the host")
         route = self._routes.get(request.path)
         if route is None:

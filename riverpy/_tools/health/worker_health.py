@@ -150,11 +150,11 @@ class HealthRequestHandler:
             lines = event_stream.stream_events(self.client, request.query_params)
         except ValueError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
-        counted = self._count_as_open_stream(lines)
+        counted = self._yield_lines_and_count_stream(lines)
         await anext(counted)  # count this stream before another request runs
         return Response(HTTPStatus.OK, EVENTS_CONTENT_TYPE, counted)
 
-    async def _count_as_open_stream(
+    async def _yield_lines_and_count_stream(
         self, lines: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yield an empty part, then `lines`. While this generator runs, it counts as one of the

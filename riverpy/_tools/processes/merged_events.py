@@ -76,14 +76,14 @@ class MergedEvents:
         try:
             async with sender, anyio.create_task_group() as tasks:
                 for slot in self._slots:
-                    tasks.start_soon(_forward_events_of_slot, slot, sender, target)
+                    tasks.start_soon(_forward_events_of_process_slot, slot, sender, target)
                 await reader_left.wait()
                 tasks.cancel_scope.cancel()
         finally:
             self._open_stream_count -= 1
 
 
-async def _forward_events_of_slot(
+async def _forward_events_of_process_slot(
     slot: ProcessSlot, sender: MemoryObjectSendStream[bytes], target: str
 ) -> None:
     while True:

@@ -27,11 +27,11 @@ async def collect_orphan_exit_codes(list_own_processes: Callable[[], Container[i
     if os.getpid() != 1 or not hasattr(os, "waitid"):
         return
     while True:
-        collect_exit_codes_once(list_own_processes())
+        collect_orphan_exit_codes_once(list_own_processes())
         await anyio.sleep(ORPHAN_CHECK_INTERVAL)
 
 
-def collect_exit_codes_once(own_processes: Container[int]) -> None:
+def collect_orphan_exit_codes_once(own_processes: Container[int]) -> None:
     """Collect the exit codes of the orphans that have ended. If one of `own_processes` has ended,
     stop: other code must collect its exit code first."""
     with suppress(ChildProcessError):  # this process has no children

@@ -20,7 +20,7 @@ from riverpy._log_events import (
 from riverpy._tools.processes.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from riverpy._tools.processes.worker_process import WorkerCommand
+    from riverpy._tools.processes.worker_process import WorkerStartCommand
 
 RESTART_DELAY_MIN, RESTART_DELAY_MAX = timedelta(milliseconds=500), timedelta(seconds=30)
 RESTART_DELAY_RESET_AFTER = 60.0
@@ -34,7 +34,7 @@ ABORT_TIMEOUT = 3.0
 """Seconds for which an aborted process may print its tracebacks. Then it is killed."""
 
 
-class ExitRules(NamedTuple):
+class RestartRules(NamedTuple):
     """What the supervisor does when a worker ends or makes no progress."""
 
     limit_exit_code: int
@@ -57,7 +57,7 @@ class RestartCounts(NamedTuple):
     """Restarts because the process had ended for another reason."""
 
 
-class SharedSlotState:
+class SharedProcessSlotState:
     """The state that all slots of a supervisor share."""
 
     def __init__(self) -> None:
@@ -73,7 +73,11 @@ class ProcessSlot:
     """
 
     def __init__(
-        self, number: int, command: WorkerCommand, rules: ExitRules, shared: SharedSlotState
+        self,
+        number: int,
+        command: WorkerStartCommand,
+        rules: RestartRules,
+        shared: SharedProcessSlotState,
     ) -> None:
         self.number = number
         self._command, self._rules, self._shared = command, rules, shared

@@ -17,15 +17,15 @@ import anyio
 
 from riverpy._tools.processes.health_pages import SupervisorHealthServer
 from riverpy._tools.processes.orphans import collect_orphan_exit_codes
-from riverpy._tools.processes.slot import ProcessSlot, SharedSlotState
+from riverpy._tools.processes.slot import ProcessSlot, SharedProcessSlotState
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._tools.health.http import Address
     from riverpy._tools.health.systemd import SystemdNotifier
-    from riverpy._tools.processes.slot import ExitRules
-    from riverpy._tools.processes.worker_process import WorkerCommand
+    from riverpy._tools.processes.slot import RestartRules
+    from riverpy._tools.processes.worker_process import WorkerStartCommand
 
 KILLED_PROCESSES_TIMEOUT = 5.0
 """How long to wait until killed processes have ended, in seconds."""
@@ -45,15 +45,15 @@ class WorkerSupervisor:
 
     def __init__(
         self,
-        command: WorkerCommand,
+        command: WorkerStartCommand,
         count: int,
-        rules: ExitRules,
+        rules: RestartRules,
         *,
         unclean_exit_code: int,
         health: Address | None,
         systemd: SystemdNotifier,
     ) -> None:
-        self._shared = SharedSlotState()
+        self._shared = SharedProcessSlotState()
         self._unclean_exit_code = unclean_exit_code
         self._slots = [
             ProcessSlot(number, command, rules, self._shared) for number in range(1, count + 1)
@@ -83,15 +83,17 @@ class WorkerSupervisor:
             tasks.start_soon(self._notify_systemd_when_ready)
             tasks.start_soon(self._kill_all_after_third_signal, tasks.cancel_scope)
             tasks.start_soon(collect_orphan_exit_codes, self._list_process_ids)
-            await self._run_slots()
+            await self._run_process_slots()
             tasks.cancel_scope.cancel()
         return self._choose_exit_code()
 
-    async def _run_slots(self) -> None:
+    async def _run_process_slots(self) -> None:
         first, *others = self._slots
         async with anyio.create_task_group() as tasks:
 
             async def run_first_slot() -> None:
+                """Run the first slot. If its first process ends before it works, start no other
+                slots."""
                 await first.run(must_work_once=True)
                 if not first.has_worked_event.is_set():
                     tasks.cancel_scope.cancel()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import msgspec
 
-from riverpy._tools.health.private_connections import PrivateHttpClient
+from riverpy._tools.health.private_connections import WorkerHealthClient
 from riverpy._tools.health.worker_health import WorkerProcessStatus
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 
@@ -35,7 +35,7 @@ EXIT_MARGIN = 10.0
 worker usually ends itself some seconds after these limits."""
 
 
-class WorkerCommand(NamedTuple):
+class WorkerStartCommand(NamedTuple):
     """How to start a worker process."""
 
     program: Sequence[str]
@@ -57,7 +57,7 @@ class WorkerProcess:
     systemd, it still stops only once.
     """
 
-    def __init__(self, process: Process, stop_pipe: int, health: PrivateHttpClient) -> None:
+    def __init__(self, process: Process, stop_pipe: int, health: WorkerHealthClient) -> None:
         """Represent a process that was started. Only `start` calls this."""
         self._process, self._stop_pipe = process, stop_pipe
         self.health = health
@@ -65,7 +65,7 @@ class WorkerProcess:
         self._status: WorkerProcessStatus | None = None
 
     @classmethod
-    async def start(cls, command: WorkerCommand, number: int) -> WorkerProcess:
+    async def start(cls, command: WorkerStartCommand, number: int) -> WorkerProcess:
         """Start a process. `number` counts from 1.
 
         Raises:
@@ -93,7 +93,7 @@ class WorkerProcess:
         finally:
             os.close(stop_reader)
             other.close()
-        return cls(process, stop_writer, PrivateHttpClient(own))
+        return cls(process, stop_writer, WorkerHealthClient(own))
 
     @property
     def pid(self) -> int:

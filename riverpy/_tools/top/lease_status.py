@@ -10,7 +10,7 @@ import msgspec
 from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE
-from riverpy._tools.lease_map import LeaseMap, find_lease_reports, read_lease_map
+from riverpy._tools.lease_map import LeaseReportMap, find_lease_reports, read_lease_reports
 from riverpy._tools.top.statements import read_leases
 from riverpy.stats import LeaseLag
 
@@ -78,7 +78,9 @@ async def read_lease_statuses(
             rows, is_partial = await read_leases(
                 connection, schema, name_prefix=USER_LEASE_NAME_PREFIX, limit=READ_LEASES_MAX
             )
-            lease_map = await read_lease_map(connection, schema) if has_reports and rows else None
+            lease_map = (
+                await read_lease_reports(connection, schema) if has_reports and rows else None
+            )
     except DATABASE_ERRORS as error:
         if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING_SQLSTATE:
             raise
@@ -88,7 +90,7 @@ async def read_lease_statuses(
     return ShownLeases(found[:SHOWN_LEASES_MAX], left_out, is_partial)
 
 
-def _make_lease_status(row: HeldOrExpiredLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:
+def _make_lease_status(row: HeldOrExpiredLeaseRow, lease_map: LeaseReportMap | None) -> LeaseStatus:
     holder = row.holder if row.is_held else None
     reports = find_lease_reports(lease_map, row.name, holder=holder, epoch=row.epoch)
     return LeaseStatus(

@@ -169,7 +169,7 @@ class DomainStatus(msgspec.Struct, frozen=True):
     """The queues that the domain owns."""
 
 
-class FleetStatus(msgspec.Struct, frozen=True):
+class OverallStatus(msgspec.Struct, frozen=True):
     """The status of a schema at one moment."""
 
     at: datetime
@@ -216,10 +216,10 @@ class StatusReader:
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._url = url
-        self._statements = StatusStatements(schema)
+        self._statements = StatusReaderOnConnection(schema)
         self._connection: Connection | None = None
 
-    async def read(self) -> FleetStatus:
+    async def read(self) -> OverallStatus:
         """Read the status within `STATUS_READ_TIMEOUT`. An error closes the connection.
 
         Raises:
@@ -250,7 +250,7 @@ class StatusReader:
         return self._connection
 
 
-class StatusStatements:
+class StatusReaderOnConnection:
     """Reads the status of one schema on a connection of the caller."""
 
     def __init__(self, schema: str | None) -> None:
@@ -276,7 +276,7 @@ class StatusStatements:
         self._has_leases = LEASES_MIGRATION in versions
         self._has_lease_reports = LEASE_REPORTS_MIGRATION in versions
 
-    async def read(self, connection: Transaction, started_at: float) -> FleetStatus:
+    async def read(self, connection: Transaction, started_at: float) -> OverallStatus:
         """Read the status in one read-only transaction. `started_at` is the monotonic time at which
         the caller began. The method has no timeout for the whole read, so the caller must set
         one."""
@@ -284,7 +284,7 @@ class StatusStatements:
             await set_statement_timeout(connection, STATEMENT_TIMEOUT)
             return await self._read_status(connection, started_at)
 
-    async def _read_status(self, connection: Transaction, started_at: float) -> FleetStatus:
+    async def _read_status(self, connection: Transaction, started_at: float) -> OverallStatus:
         schema = self._schema
         moment = await read_time_and_job_count(connection, schema)
         clients = None
@@ -306,10 +306,10 @@ class StatusStatements:
             leases = await read_lease_statuses(
                 connection, schema, has_reports=self._has_lease_reports
             )
-        return FleetStatus(
+        return OverallStatus(
             at=moment.read_at,
             leader=await self._read_leader_status(connection),
-            candidates=None if clients is None else _count_candidates(clients, domains),
+            candidates=None if clients is None else _count_leader_candidates(clients, domains),
             domains=[] if domains is None else domain_statuses(domains),
             kinds_without_worker=await self._read_kinds_without_worker(connection, names),
             leases=leases.leases,
@@ -403,7 +403,7 @@ def compute_queue_read_limit(queue_count: int) -> int:
     return max(min(READ_JOBS_MAX, READ_JOBS_TOTAL_MAX // max(queue_count, 1)), 1)
 
 
-def _count_candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
+def _count_leader_candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
     """Return how many live clients take part in the leader election of `default`."""
     others = set[str]() if domains is None else domains.non_default_client_ids
     return sum(

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from riverpy._tools.top.lease_status import LeaseStatus
     from riverpy._tools.top.status import (
         DomainStatus,
-        FleetStatus,
         KindWithoutWorker,
         LeaderStatus,
+        OverallStatus,
         QueueStatus,
         WorkerStatus,
     )
@@ -81,7 +81,7 @@ def render_frame(lines: Sequence[ScreenLine], *, width: int, height: int, color:
 
 
 def status_lines(
-    status: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
+    status: OverallStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
 ) -> list[ScreenLine]:
     """Return the lines of the screen for a status. A narrow screen has fewer columns.
 
@@ -126,7 +126,7 @@ def no_answer_line(error: str, silent_seconds: float) -> ScreenLine:
     return ScreenLine(f"NO ANSWER for {_format_duration(silent_seconds)}: {error}", "bad")
 
 
-def _leader_line(status: FleetStatus) -> ScreenLine:
+def _leader_line(status: OverallStatus) -> ScreenLine:
     leader = status.leader
     if leader is None or leader.expires_in < 0:
         if status.candidates == 0:
@@ -140,7 +140,7 @@ def _leader_line(status: FleetStatus) -> ScreenLine:
     return ScreenLine(text)
 
 
-def _domain_line(domain: DomainStatus, status: FleetStatus) -> ScreenLine:
+def _domain_line(domain: DomainStatus, status: OverallStatus) -> ScreenLine:
     queues = f"queues {','.join(domain.queues)}" if domain.queues else "no queue"
     if domain.leader is None:
         reason = "" if domain.candidates else ", and no worker of it can become leader"
@@ -149,13 +149,13 @@ def _domain_line(domain: DomainStatus, status: FleetStatus) -> ScreenLine:
     return ScreenLine(f"domain    {domain.name}: {_leader_text(domain.leader, status)}; {queues}")
 
 
-def _leader_text(leader: LeaderStatus, status: FleetStatus) -> str:
+def _leader_text(leader: LeaderStatus, status: OverallStatus) -> str:
     since = _format_duration((status.at - leader.elected_at).total_seconds())
     expiry = _format_duration(leader.expires_in)
     return f"{leader.leader_id}, for {since}, lease expires in {expiry}"
 
 
-def _job_totals_text(status: FleetStatus) -> str:
+def _job_totals_text(status: OverallStatus) -> str:
     parts = [f"{_format_count(status.totals[state], status.cap)} {state}" for state in _JOB_STATES]
     about = "" if status.jobs_about is None else f"   (about {status.jobs_about:,} rows)"
     return f"jobs      {', '.join(parts)}{about}"

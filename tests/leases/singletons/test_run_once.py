@@ -26,7 +26,7 @@ from riverpy import (
 from riverpy import client as client_module
 from riverpy._calls import executions
 from riverpy._log_events import EXECUTION_END_NOT_RECORDED
-from riverpy._maintenance.execution_cleaner import RUN_INTERVAL, ExecutionCleaner
+from riverpy._maintenance.execution_cleaner import RUN_INTERVAL, RunOnceKeyCleaner
 from riverpy._postgres.executions import execution_claim, execution_delete_expired
 from riverpy.migrate import Migrator
 from tests._time import settle
@@ -720,7 +720,7 @@ async def test_retention(client: Client, schema: Schema) -> None:
     await client.run_once("default", writing(schema))
     await client.run_once("for ever", writing(schema), kept=None)
     async with held_term(schema) as held, schema.connected() as connection:
-        assert await held.run(ExecutionCleaner(held.context)) == RUN_INTERVAL
+        assert await held.run(RunOnceKeyCleaner(held.context)) == RUN_INTERVAL
         assert await execution_delete_expired(connection, schema.name, keys=["default"]) == set()
     rows = await schema.fetch("select key, kept_until - completed_at from riverpy_exec order by 1")
     assert [tuple(row) for row in rows] == [("default", timedelta(days=30)), ("for ever", None)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy._tools.embedded import account as _account
-from riverpy._tools.embedded.account import ServerAccount
+from riverpy._tools.embedded.account import ServerSystemUser
 from riverpy._tools.embedded.binaries import make_installation_runnable
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.errors import DatabaseError
@@ -102,7 +102,7 @@ def test_ordinary_user_runs_it(base: Path, server: EmbeddedPostgres) -> None:
     place = base / "user"
     place.mkdir()
     os.chown(place, user, user)
-    account = ServerAccount("nobody", user, user)
+    account = ServerSystemUser("nobody", user, user)
     programs = make_installation_runnable(account, server._installation, base).program_directory
     assert run_as(user, STARTS, place, programs) == str(user)
     assert mode(next(place.glob("u-pg*"))) == 0o700

@@ -120,7 +120,7 @@ class Looping:
 
     async def run(self, scope: StopScope, *, task_status: Any) -> None:
         if self.within is not None:
-            scope.expect_progress(within=self.within)
+            scope.set_progress_deadline(within=self.within)
         task_status.started()
         await anyio.sleep_forever()
 

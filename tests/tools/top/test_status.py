@@ -21,7 +21,7 @@ from tests.work.rig import Rig
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from riverpy._tools.top.status import FleetStatus, QueueStatus, WorkerStatus
+    from riverpy._tools.top.status import OverallStatus, QueueStatus, WorkerStatus
     from tests._database import Schema
 
 
@@ -67,13 +67,13 @@ async def set_leader(schema: Schema, leader_id: str, seconds: float) -> None:
     )
 
 
-def queue_of(status: FleetStatus, name: str) -> QueueStatus:
+def queue_of(status: OverallStatus, name: str) -> QueueStatus:
     """Return one queue of a status."""
     (queue,) = [queue for queue in status.queues if queue.name == name]
     return queue
 
 
-def worker_of(status: FleetStatus, client_id: str) -> WorkerStatus:
+def worker_of(status: OverallStatus, client_id: str) -> WorkerStatus:
     """Return one worker of a status."""
     (worker,) = [worker for worker in status.workers if worker.client_id == client_id]
     return worker

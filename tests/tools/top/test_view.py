@@ -12,8 +12,8 @@ from riverpy import LeaseLag
 from riverpy._tools.top.lease_status import LeaseStatus
 from riverpy._tools.top.status import (
     DomainStatus,
-    FleetStatus,
     LeaderStatus,
+    OverallStatus,
     QueueStatus,
     WorkerStatus,
 )
@@ -48,7 +48,7 @@ WORKER = WorkerStatus(
     started_at=AT,
     silent_for=3.0,
 )
-STATUS = FleetStatus(
+STATUS = OverallStatus(
     at=AT,
     took=0.01,
     leader=LeaderStatus("host:1:abc", AT - timedelta(hours=5), 12.0, foreign=False),
@@ -80,17 +80,17 @@ host:1:abc  alive        7     60    3 min  3 s ago  1.2      yes        mail,sl
 """
 
 
-def changed(**fields: object) -> FleetStatus:
+def changed(**fields: object) -> OverallStatus:
     """Return the status with other values."""
     return msgspec.structs.replace(STATUS, **fields)
 
 
-def text_of(status: FleetStatus) -> str:
+def text_of(status: OverallStatus) -> str:
     """Return the screen as text."""
     return "\n".join(line.text for line in status_lines(status))
 
 
-def style_of(status: FleetStatus, start: str) -> str:
+def style_of(status: OverallStatus, start: str) -> str:
     """Return the style of the line that starts with `start`."""
     (line,) = [line for line in status_lines(status) if line.text.startswith(start)]
     return line.style
@@ -215,7 +215,7 @@ def test_narrow_screen() -> None:
         (changed(queues=[]), "no queue yet", ""),
     ],
 )
-def test_styles(status: FleetStatus, start: str, style: str) -> None:
+def test_styles(status: OverallStatus, start: str, style: str) -> None:
     """Lines that need attention are coloured."""
     assert style_of(status, start) == style
 
