@@ -136,7 +136,7 @@ async def test_standby_of_an_engine() -> None:
     engine._acquire_paused_until["a"] = now + 4.9
     assert engine.is_standby_for("a")
     unfinished: Any = [type("Ended", (), {"name": "a", "is_used": True})()]
-    engine._unfinished_leases = unfinished
+    engine._leases_with_running_work = unfinished
     assert not engine.is_standby_for("a")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
