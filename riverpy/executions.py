@@ -1,6 +1,7 @@
 """The results of `run_once`, `run_at_most_once` and `run_at_least_once`.
 
-These calls run a function for a key. The effect is what the function does, such as a payment.
+Each call has a key, which the caller chooses to identify one effect, for example `order-7-paid`.
+The call runs a function, and the effect is what this function does, for example a payment.
 """
 
 from __future__ import annotations
@@ -15,27 +16,29 @@ ResultT = TypeVar("ResultT")
 
 
 class ExecutionState(Enum):
-    """What a call did, and what is known about its effect (what its function does)."""
+    """What one call of `run_once`, `run_at_most_once` or `run_at_least_once` did, and what is known
+    about the effect, i.e. about what the function of the call does."""
 
     RAN = "ran"
     """The function ran in this call."""
     DONE_BEFORE = "done before"
-    """An earlier call completed the effect. This call did nothing."""
+    """The function of an earlier call with the same key has completed. This call did nothing."""
     IN_PROGRESS = "in progress"
-    """Another call is running the function. This call did nothing: try again later.
+    """Another call with the same key is running its function. This call did nothing: try again
+    later.
 
     For `run_at_most_once`, the client of the other call is alive. For `run_at_least_once`, the
     other call's claim of the key has not expired."""
     UNKNOWN = "unknown"
-    """An earlier call of `run_at_most_once` claimed the key, but did not record that the effect is
-    complete. The effect may or may not have happened. This call did nothing, and the function does
-    not run again.
+    """An earlier call of `run_at_most_once` claimed the same key, but did not record that the
+    effect is complete. The effect may or may not have happened. This call did nothing, and the
+    function does not run again.
 
-    The earlier function failed or was cancelled, or its client is dead (it has written no heartbeat
-    for its `dead_after`)."""
+    The function of the earlier call failed or was cancelled, or the client of this call is dead (it
+    has written no heartbeat for its `dead_after`)."""
     OVERTAKEN = "overtaken"
-    """The function ran in this call. But before it ended, this call's claim of the key expired, and
-    another call claimed the key. So the effect may happen twice."""
+    """The function ran in this call. But before the function ended, this call's claim of the key
+    expired, and another call claimed the key. So the effect may happen twice."""
 
 
 class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
@@ -58,9 +61,11 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
 
 
 class Claim(NamedTuple):
-    """The right of one call to run its function, whose effect is outside the database."""
+    """The right of one call of `run_at_most_once` or `run_at_least_once` to run its function. The
+    function receives this object."""
 
     key: str
     epoch: int
-    """A number that increases with each claim of the key. Another system can use it as a fencing
-    token and refuse lower numbers. `key` and `epoch` together identify one run of the function."""
+    """A number that increases with each claim of the key. Another system can use this number as a
+    fencing token and refuse lower numbers. `key` and `epoch` together identify one run of the
+    call's function."""

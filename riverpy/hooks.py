@@ -1,4 +1,5 @@
-"""Hooks: objects whose methods riverpy calls at fixed points of a job or a client.
+"""Hooks: objects whose methods riverpy calls at certain events, such as the insert of a job or the
+start of an attempt.
 
 A hook has one or more of the methods `insert_begin`, `work_begin`, `work_end`,
 `periodic_jobs_start` and `metric_emit`. All are `async def`, except `metric_emit`. The classes
@@ -41,7 +42,8 @@ Metric: TypeAlias = JobGetAvailableCount | JobGetAvailableDuration
 
 @runtime_checkable
 class HookInsertBegin(Protocol):
-    """A hook that is called for each job before it is inserted. Middleware runs around it."""
+    """A hook that is called for each job before the job is inserted. The hook runs inside the
+    insert middleware."""
 
     def insert_begin(self, params: JobInsertParams, /) -> Awaitable[None]:
         """Change the values in `params`, or raise an error to refuse all jobs of this insert."""
@@ -50,8 +52,8 @@ class HookInsertBegin(Protocol):
 
 @runtime_checkable
 class HookWorkBegin(Protocol):
-    """A hook that is called when an attempt begins, before the args are decoded. Middleware runs
-    around it."""
+    """A hook that is called when an attempt begins, before the args are decoded. The hook runs
+    inside the worker middleware."""
 
     def work_begin(self, job: Job[Any], /) -> Awaitable[None]:
         """Prepare the attempt, for example change `job.encoded_args`. If this method raises an
@@ -61,7 +63,8 @@ class HookWorkBegin(Protocol):
 
 @runtime_checkable
 class HookWorkEnd(Protocol):
-    """A hook that is called after the job's code has ended. Middleware runs around it."""
+    """A hook that is called after the job's code has ended. The hook runs inside the worker
+    middleware, so it is called before the middleware ends."""
 
     def work_end(self, job: Job[Any], error: BaseException | None, /) -> Awaitable[bool | None]:
         """Receive the outcome of the attempt, and perhaps change it.
@@ -80,19 +83,20 @@ class HookWorkEnd(Protocol):
 
 @runtime_checkable
 class HookPeriodicJobsStart(Protocol):
-    """A hook that is called each time this client becomes leader, before the first periodic job is
-    inserted."""
+    """A hook that is called each time the client with this hook becomes leader, before the leader
+    inserts jobs of periodic jobs."""
 
     def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> Awaitable[None]:
-        """Add or remove periodic jobs. If a hook raises an error, the leader does not start its
-        services, and calls all `periodic_jobs_start` hooks again. All of them together may take 30
-        seconds."""
+        """Add or remove periodic jobs. If a hook raises an error, or if all hooks together take
+        longer than 30 seconds, the leader does not start its services, and calls all
+        `periodic_jobs_start` hooks again."""
         ...
 
 
 @runtime_checkable
 class HookMetricEmit(Protocol):
-    """A hook that receives metrics of claims."""
+    """A hook that receives metrics of claims. A claim is the statement with which a client takes
+    due jobs of a queue."""
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Receive one measurement. This method is called between two claims of a queue, so it must

@@ -46,16 +46,17 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     """Compare the args. If fields of the args class are marked `Unique`, compare only these.
     Default False."""
     by_period: timedelta | None = None
-    """Compare the time period to which the jobs belong. The value is the length of a period, at
-    least 1 second. The first period starts with the year 1 in UTC. A job belongs to the period of
-    its `scheduled_at` or, if that is not set, of the time of the insert. Default None: periods are
-    not compared."""
+    """Compare the time periods to which the jobs belong. The value is the length of a period, at
+    least 1 second. All periods have this length, and the first one starts at 0001-01-01 00:00 UTC.
+    A job belongs to the period of its `scheduled_at` or, if that is not set, of the time of the
+    insert. Default None: periods are not compared."""
     by_queue: bool = False
     """Compare the queue. Default False."""
     by_state: Sequence[JobState] | None = None
-    """The states in which this job keeps its unique key after its insert. In these states, a later
-    job with the same key is a duplicate of it. They must include available, pending, running and
-    scheduled. Default: all states except cancelled and discarded."""
+    """The states in which this job keeps its unique key after its insert. While this job is in one
+    of these states, a later job with the same key is its duplicate. The states must include
+    available, pending, running and scheduled. Default: all states except cancelled and
+    discarded."""
     exclude_kind: bool = False
     """Compare with jobs of all kinds, not only with jobs of the same kind. Requires by_args,
     by_queue or by_period. Default False."""
@@ -80,9 +81,9 @@ class ReplaceOpts(msgspec.Struct, frozen=True, kw_only=True):
     """Replace the metadata, except for the keys that River and riverpy use themselves. Default
     False."""
     max_wait: timedelta | None = None
-    """Limits how far replacing can postpone the existing job: its `scheduled_at` is at most this
-    long after its `created_at`. More than 0, at most 100 years; needs `scheduled_at`. Default None:
-    no limit."""
+    """How far replacing can postpone the existing job: the `scheduled_at` of this job is at most
+    this long after its `created_at`. More than 0, at most 100 years. Needs
+    `ReplaceOpts.scheduled_at`. Default None: no limit."""
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,9 +100,10 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     """A JSON object that is stored with the job. Default empty. An args class cannot set it."""
     notify_end: bool = False
-    """Send a notification when the job ends, so that a later `client.wait` for it returns at once.
-    Otherwise the wait may return up to a second later. The worker sends one notification for each
-    batch of such jobs. `insert_and_wait` sets this option. Default False."""
+    """Send a notification when the job ends, so that a `client.wait` for the job returns as soon as
+    the job has ended. Without this option, `client.wait` may return up to a second later. If the
+    worker stores the results of several such jobs together, it sends one notification for all of
+    them. `insert_and_wait` sets this option. Default False."""
     pending: bool = False
     """Insert the job as `pending`. It does not run until its state is changed, for example with
     `job_retry`. Default False. An args class cannot set it."""
@@ -163,5 +165,6 @@ class InsertResult(msgspec.Struct, frozen=True):
     """Whether the job was not inserted, because it is a duplicate of an existing job or of an
     earlier job in the batch."""
     is_replaced: bool = False
-    """Whether the existing job was changed, because `replace` was set and the job was waiting. If
-    this is False although `replace` was set, `job.state` shows why."""
+    """Whether the existing job was changed. This happens only if `replace` was set and the existing
+    job was available, pending, scheduled or retryable. If this is False although `replace` was set,
+    `job.state` shows why."""

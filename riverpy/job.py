@@ -60,8 +60,8 @@ class JobState(StrEnum):
 
 @runtime_checkable
 class JobArgs(Protocol):
-    """The type of args classes: a msgspec Struct, a dataclass, a pydantic model or a dict subclass
-    with a class variable `kind`.
+    """The type of args classes. An args class has the class variable `kind`, and is a msgspec
+    Struct, a dataclass, a pydantic model or a subclass of dict.
 
     Two members are optional. `kind_aliases: ClassVar[Sequence[str]]` lists older names of the kind,
     which the worker accepts too. `def insert_opts(self) -> InsertOpts` returns the default options
@@ -104,7 +104,8 @@ class JobColumn:
     UNIQUE_STATES = 17
 
 
-# The state of each bit of unique_states, beginning with the lowest bit.
+# The job state that each bit of the column `unique_states` stands for, beginning with the lowest
+# bit.
 UNIQUE_STATE_BY_BIT: tuple[JobState, ...] = tuple(JobState)
 
 
@@ -160,8 +161,8 @@ class JobRow:
 
     @property
     def errors(self) -> list[AttemptError]:
-        """The errors of earlier attempts, the oldest first. A stored entry with an unexpected form
-        is returned too."""
+        """The errors of earlier attempts, the oldest first. `AttemptError` describes what it
+        contains if another program has stored an entry in an unexpected form."""
         return [
             parse_error_entry(text) for text in iterate_error_entries(self._row[JobColumn.ERRORS])
         ]
@@ -238,7 +239,7 @@ class JobRow:
 
     @property
     def tags(self) -> list[str]:
-        """The tags of the job, in the order of the insert."""
+        """The tags of the job, in the order in which the insert listed them."""
         return list(self._row[JobColumn.TAGS] or ())
 
     @property
@@ -262,8 +263,9 @@ def get_raw_state(job: JobRow) -> str:
 
 
 class CancelFlag:
-    """Tells a blocking job that its attempt is cancelled: by the timeout, by `job_cancel`, or by a
-    hard stop of the client. The flag is never reset. Any thread may use it."""
+    """A flag that shows a blocking job that its attempt is cancelled: by the timeout, by
+    `job_cancel`, or by a hard stop of the client. The flag is never reset. Any thread may use
+    it."""
 
     __slots__ = ("_event",)
 
@@ -392,11 +394,11 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         its jobs with one statement. The last progress is stored with the result of the attempt. Any
         thread may call this method, and jobs with `executor="process"` too.
 
-        A computed number never makes the job fail. Numbers below 0 count as 0, and numbers above
-        2^63 - 1 count as 2^63 - 1. `done` may be more than `total`. If `done` is infinite or NaN,
-        nothing is reported. If `total` is infinite or NaN, it counts as unknown. A text of more
-        than 1,000 characters is cut and ends with "…". Characters that PostgreSQL cannot store are
-        replaced.
+        Numbers and texts with unexpected values never make the job fail, only wrong types do.
+        Numbers below 0 count as 0, and numbers above 2^63 - 1 count as 2^63 - 1. `done` may be more
+        than `total`. If `done` is infinite or NaN, nothing is reported. If `total` is infinite or
+        NaN, it counts as unknown. A text of more than 1,000 characters is cut and ends with "…".
+        Characters that PostgreSQL cannot store are replaced.
 
         Args:
             done: the amount of work that is done, in any unit.
@@ -507,9 +509,8 @@ def encode_metadata_value(value: object) -> str:
     Raises:
         ArgsError: the value has no JSON form, or is larger than 32 MiB when encoded.
     """
-    if isinstance(
-        value, str | bytes
-    ):  # check first: encoding a huge text would block the event loop
+    # Check the length before the encoding, because encoding a huge text would block the event loop.
+    if isinstance(value, str | bytes):
         _check_output_size(len(value))
     text = _json.encode(value)
     _check_output_size(len(text.encode()))
@@ -525,10 +526,11 @@ def _check_output_size(size: int) -> None:
 
 
 def check_metadata_key(key: object) -> None:
-    """Raise an error if River uses the metadata key for rescues or cancels.
+    """Raise an error if River itself uses the metadata key, to rescue or cancel jobs.
 
-    If a user stores a value under such a key that River in Go cannot read, no client's jobs are
-    rescued any more. The case of letters is ignored, because Go's JSON decoder ignores it.
+    River in Go decodes the values of these keys when it rescues jobs. If a user stored a value of
+    another type there, this would fail, and River would rescue no jobs of any client any more. The
+    check ignores the case of letters, because Go's JSON decoder ignores it.
 
     Raises:
         ArgsError: River uses the key.

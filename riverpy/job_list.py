@@ -1,4 +1,5 @@
-"""Types for lists of jobs (filters, orders, pages) and for the result of changes of many jobs."""
+"""Types for lists of jobs (filters, orders, pages), and for the result of a call that changes many
+jobs."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ JobOrder: TypeAlias = Literal["id", "time", "scheduled_at", "finalized_at"]
 
 
 class JobFilters(TypedDict, total=False):
-    """Selects the jobs of a list. A job must match all filters that are set. It matches a list of
-    values if it has one of them; for `tags_all` it must have all of them.
+    """Selects the jobs of a list. A job must match all filters that are set. If a filter is a list
+    of values, the job must have one of these values; for `tags_all` it must have all of them.
 
-    The server uses an index for `ids`, `kinds`, `states` (also with `queues` and `priorities`),
-    `metadata` and `args`. If only other filters are set, the server may read the whole table.
+    The server uses an index if one of the filters `ids`, `kinds`, `states`, `metadata` and `args`
+    is set. The index for `states` also helps with `queues` and `priorities`. If only other filters
+    are set, for example only `queues`, the server may read the whole table.
     """
 
     ids: Sequence[int]
@@ -39,11 +41,11 @@ class JobFilters(TypedDict, total=False):
     tags_any: Sequence[str]
     """The job has at least one of these tags."""
     metadata: Mapping[str, object]
-    """The job's metadata contain these keys and values. Objects and arrays of the job may contain
-    more."""
+    """The job's metadata contain these keys and values. The metadata, and the objects and arrays
+    inside, may have further members."""
     args: Mapping[str, object]
-    """The job's args contain these keys and values. Objects and arrays of the job may contain
-    more."""
+    """The job's args contain these keys and values. The args, and the objects and arrays inside,
+    may have further members."""
     error: str
     """The job's last error contains this text. Case matters."""
 
@@ -55,17 +57,18 @@ class JobPage(msgspec.Struct, frozen=True):
     """The jobs, in the order of the list."""
     cursor: str | None
     """The position of the last job of the page. Pass it as `after` to get the next page. None: the
-    page is empty. River in Go uses the same text for the same job."""
+    page is empty. River in Go creates the same cursor for the same job."""
     damaged: dict[int, str] = {}
-    """The server's error for each job of this page that the server cannot read, by job id. These
-    jobs are not in `jobs`."""
+    """The jobs of this page that PostgreSQL cannot read, because their data is damaged:
+    PostgreSQL's error text for each job, by job id. These jobs are not in `jobs`."""
 
 
 class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs a call such as `job_cancel_many` has changed so far.
+    """How many jobs a call such as `job_cancel_many` has changed. The call passes the numbers so
+    far to `on_progress`, and returns the final numbers.
 
-    Each job is counted in one of `changed`, `unchanged`, `missing` and `refused`. Running jobs are
-    also counted in `running`."""
+    Each handled job is counted in one of `changed`, `unchanged`, `missing` and `refused`. Running
+    jobs are also counted in `running`."""
 
     changed: int = 0
     """Jobs that were changed."""
@@ -84,5 +87,5 @@ class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def done(self) -> int:
-        """The number of jobs that the call has handled so far."""
+        """The number of jobs that the call has handled: changed or not."""
         return self.changed + self.unchanged + self.missing + self.refused

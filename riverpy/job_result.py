@@ -28,18 +28,19 @@ _REASON_BY_LAST_STATE: Mapping[JobState | None, str] = {
     JobState.RETRYABLE: "; its last attempt has failed, and its next attempt is not due yet",
     JobState.SCHEDULED: "; it is not due yet",
 }
-"""The text that an error adds about why a job has not ended, by the last state that was read."""
+"""The last part of the text of a WaitTimeoutError: why the job may not have ended. The key is the
+state of the job that was read last; None: no state was read."""
 
 
 class WaitTimeoutError(RiverError, TimeoutError):
     """An awaited job did not end in time. The jobs are not changed: they can be awaited again.
 
     Attributes:
-        job_ids: the ids of the jobs that have not ended, in the order of the call. Empty: the
-            insert of the job did not end in time, so the job may be stored or not.
-        last_states: the state of each of these jobs at the last read, by id. None: the state was
-            never read.
-        ended_jobs: the rows of the jobs of this call that have ended.
+        job_ids: the ids of the jobs that have not ended, in the order in which the caller passed
+            them. Empty: the insert of the job did not end in time, so the job may be stored or not.
+        last_states: the state of each of these jobs when it was last read, by id. None: the state
+            was never read.
+        ended_jobs: the rows of those awaited jobs that have ended.
     """
 
     def __init__(
@@ -118,7 +119,8 @@ def result(row: JobRow, type: Any = Any) -> Any:  # noqa: A002 (the name that re
     Raises:
         JobNotCompletedError: the job was discarded or cancelled, or it has not ended. The error
             text contains its state and its last error.
-        OutputError: the output does not have this type. The error text names the wrong position.
+        OutputError: the output does not have this type. The error text names the part of the output
+            that is wrong.
         ConfigError: `type` cannot be decoded from JSON.
     """
     if row.state is not JobState.COMPLETED:
@@ -144,7 +146,7 @@ def _read_output_text(row: JobRow) -> str:
         members = msgspec.json.decode(
             row.get_encoded_values()[JobColumn.METADATA], type=dict[str, msgspec.Raw]
         )
-    except msgspec.ValidationError:  # the metadata is no object
+    except msgspec.ValidationError:  # the metadata is not a JSON object, so it has no output
         return "null"
     raw = members.get("output")
     return "null" if raw is None else bytes(raw).decode()

@@ -78,7 +78,9 @@ class JobLog:
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
         """Run the attempt, and add its log to the job's metadata when the attempt ends."""
-        if job.has_log or not isinstance(job, Attempt):  # an outer JobLog stores the log
+        # If there are several JobLogs, only the outermost one stores the log. Only an Attempt can
+        # store a log.
+        if job.has_log or not isinstance(job, Attempt):
             await do_inner()
             return
         log = AttemptLog(max_bytes=self._max_bytes, level=self._level)

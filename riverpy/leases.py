@@ -1,8 +1,8 @@
 """Leases for user code. A lease has a name, and at most one process holds it at a time.
 
-In the database a lease is a row with its expiry time, by the server's clock, and its epoch, a
-number that increases with each acquisition. The holder may act until its local deadline, which is a
-little before the expiry time. A fenced write is a transaction that commits only if the process
+In the database a lease is a row. It contains the expiry time by the server's clock, and the epoch,
+a number that increases with each acquisition. The holder may act until its local deadline, which is
+a little before the expiry time. A fenced write is a transaction that commits only if the process
 still holds the lease."""
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ class LeaseManager:
         return self._holder
 
     async def __aenter__(self) -> Self:
-        """Connect, and check that the table exists.
+        """Connect to the database, and check that riverpy's table of leases exists.
 
         Raises:
-            SchemaMissingError: the migrations of riverpy's own tables are not applied; the error
-                text has the command.
+            SchemaMissingError: the migrations of riverpy's own tables are not applied. The error
+                text contains the command that applies them.
             ConfigError, DatabaseError, OSError, TimeoutError, asyncpg.PostgresError: the database
                 cannot be used.
         """
@@ -135,10 +135,13 @@ class LeaseManager:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """End all leases, and close the connections that the manager has opened.
+        """End all leases of the manager in this process, and close the connections that the manager
+        has opened.
 
-        `async with hold(…)` blocks that still run in other tasks are cancelled. Leases from
-        `try_acquire` that the caller has not released are not released here: they expire."""
+        `async with hold(…)` blocks that still run in other tasks are cancelled, and their leases
+        are released. Leases from `try_acquire` that the caller has not released end in this
+        process, but are not released in the database: other processes can acquire them when they
+        expire."""
         # Closing in a forked process would end the database sessions of its parent.
         if self._opened_in is not None and self._opened_in.is_current_process:
             self._is_closed = True
@@ -185,7 +188,7 @@ class LeaseManager:
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work has ended. Returns whether it was released.
 
-        It is False if the lease had ended before, or if the database did not answer. If the
+        Returns False if the lease had ended before, or if the database did not answer. If the
         database did not answer, a warning is logged and the lease expires."""
         self._require_open()
         return await self._engine.release(lease)

@@ -65,7 +65,8 @@ _SQL_OUTPUT_HEADER = """\
 _CREATED_TABLE_PATTERN = re.compile(r"CREATE (?:UNLOGGED )?TABLE /\* schema \*/ (\w+)")
 
 _SERVER_TIMEOUT_MAX = timedelta(days=24)
-"""The maximum of both timeouts. It is a little below the maximum that PostgreSQL accepts."""
+"""The largest allowed value of `lock_timeout` and of `statement_timeout`. PostgreSQL accepts a
+little more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +205,8 @@ class Migrator:
 
         Args:
             target: the newest version that stays applied. 0 removes everything.
-            max_steps: the maximum number of migrations to undo. None: one migration without a
-                target, and no limit with a target.
+            max_steps: the maximum number of migrations to undo. Default None: no limit if `target`
+                is set, otherwise one migration.
             dry_run: change nothing, and only return the migrations that would be undone.
 
         Raises:

@@ -279,8 +279,9 @@ def _get_type_name(error: BaseException) -> str:
 
 
 class _LabelLimiter:
-    """Returns the labels for names in metrics. After `maximum` different names it returns `_OTHER`
-    for new names, because too many labels make metrics expensive."""
+    """Limits how many different values a label of a metric has, because too many values make
+    metrics expensive. A call with a name, for example of a queue, returns this name. After
+    `maximum` different names, a call with a new name returns `_OTHER`."""
 
     def __init__(self, maximum: int) -> None:
         self._labels_max = maximum

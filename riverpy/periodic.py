@@ -77,7 +77,8 @@ class PeriodicJob:
         self.schedule = schedule
         text = format_schedule(schedule).replace("\0", "")
         self.schedule_text = text.encode(errors="replace").decode()
-        """The text of the schedule, without characters that PostgreSQL cannot store."""
+        """The schedule as text, for example `every 1h`. It contains no characters that PostgreSQL
+        cannot store."""
         self.run_on_start: RunOnStart = run_on_start
         self.missed: MissedPolicy = missed
         if not callable(constructor) and not hasattr(constructor, "kind"):
@@ -256,7 +257,7 @@ class PeriodicJobs:
         """Remove a periodic job. Returns whether there was a periodic job with this id.
 
         The database keeps the state of the periodic job for 30 days. If the periodic job is added
-        again in this time, its schedule continues.
+        again within these 30 days, its schedule continues with the stored next time.
         """
         return self._jobs.pop(job_id, None) is not None
 
@@ -298,9 +299,9 @@ class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):
     paused_at: datetime | None
     """The time at which the periodic job was paused; None: it is not paused."""
     run_requested_at: datetime | None
-    """The time at which `periodic_run` or `run_on_start` requested an additional run whose job the
-    leader has not inserted yet. Further calls of `periodic_run` do not change it. None: there is no
-    such request."""
+    """The time at which an additional run was requested, by `periodic_run` or `run_on_start`. It is
+    set until the leader has inserted the job of this run. Until then, further calls of
+    `periodic_run` do not change this time. None: no additional run is requested."""
 
 
 class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):

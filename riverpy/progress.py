@@ -17,7 +17,7 @@ PROGRESS_METADATA_KEY = "riverpy:progress"
 PROGRESS_TEXT_LENGTH_MAX = 1_000
 """The maximum number of characters of `JobProgress.text`. A longer text is cut."""
 PROGRESS_NUMBER_MAX = 2**63 - 1
-"""The maximum of `JobProgress.done` and `JobProgress.total`."""
+"""The largest value that `JobProgress.done` and `JobProgress.total` can have."""
 _REFUSED_CHARACTER_PATTERN = re.compile("[\0\ud800-\udfff]")
 """NUL and lone surrogates, which PostgreSQL refuses."""
 
@@ -48,8 +48,8 @@ class JobProgress(msgspec.Struct, frozen=True):
 def make_progress(done: object, total: object, text: object) -> JobProgress | None:
     """Return a progress with the current time, or None if `done` is not finite.
 
-    A computed number or text never raises an error, because a report of progress must not make its
-    job fail. `Job.progress` says how such values are changed.
+    Numbers and texts with unexpected values are changed and never raise an error, because a report
+    of progress must not make its job fail. `Job.progress` describes these changes.
 
     Raises:
         ArgsError: a value has a wrong type.
@@ -68,14 +68,16 @@ def make_progress(done: object, total: object, text: object) -> JobProgress | No
 
 
 def _convert_number(name: str, value: object) -> int | float | None:
-    """Return the value as a number from 0 to `PROGRESS_NUMBER_MAX`, or None if it is not finite."""
+    """Return the value as a number. A value below 0 becomes 0, and a value above
+    `PROGRESS_NUMBER_MAX` becomes this maximum. Return None if the value is not finite, or too large
+    for a float."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         raise ArgsError(f"progress: {name} must be a number, got {type(value).__name__}")
     if isinstance(value, Integral):
         return min(max(int(value), 0), PROGRESS_NUMBER_MAX)
     try:
         number = float(value)
-    except (OverflowError, ValueError):  # a fraction that is too large, or a signaling NaN
+    except (OverflowError, ValueError):  # a `Fraction` too large for a float, or a signaling NaN
         return None
     return min(max(number, 0.0), PROGRESS_NUMBER_MAX) if math.isfinite(number) else None
 

@@ -79,7 +79,8 @@ class ClientQueues(Mapping[str, QueueConfig]):
         self._get_running_queues = get_running
         self._has_workers = has_workers
         self.configs: dict[str, QueueConfig] = {}
-        """The settings of the queues, by name. A running client changes this dict."""
+        """The settings of the queues, by name. If a queue of a running client is added, removed or
+        resized, the client changes this dict."""
 
     def __getitem__(self, name: str) -> QueueConfig:
         return self.configs[name]
@@ -105,11 +106,12 @@ class ClientQueues(Mapping[str, QueueConfig]):
         self.configs.update(configs)
 
     async def add(self, name: str, config: QueueConfig | None = None) -> None:
-        """Add a queue. If the client runs, it claims jobs of the queue when this method returns.
+        """Add a queue. If the client runs, it has started to claim jobs of the queue when this
+        method returns.
 
-        If `Config.leader_domain` names another domain than `default`, the client first claims the
-        queue for this domain, whose leader then maintains it. With `Config.domain_queues` it claims
-        only the queues of that setting.
+        If `Config.leader_domain` names another domain than `default`, the client first assigns the
+        queue to this domain. Then the leader of this domain runs maintenance for the queue. If
+        `Config.domain_queues` is set, the client assigns only the queues in this setting.
 
         Args:
             name: the name of the queue.
@@ -153,7 +155,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
 
         Raises:
             QueueNotFoundError: the client does not work this queue.
-            ConfigError: the timeout is negative, or no timedelta.
+            ConfigError: the timeout is negative, or is not a timedelta.
             ClientStateError: the client is starting or stopping.
         """
         if timeout is not UNSET and timeout is not None:

@@ -1,5 +1,5 @@
-"""RetryPolicy chooses the delay before a retry. ErrorHandler and JobStuckHandler are called for
-attempts that fail, and for jobs that do not end."""
+"""RetryPolicy chooses the delay before a retry. ErrorHandler is called for failed attempts.
+JobStuckHandler is called for jobs that keep running after their cancellation."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class ErrorHandler(Protocol):
     async def handle_error(self, job: JobRow, error: BaseException, /) -> bool | None:
         """Handle a failed attempt. Return True to cancel the job instead of retrying it.
 
-        The handler may take 10 seconds. An error of the handler is logged and counts as None.
+        If the handler takes longer than 10 seconds, it is cancelled, which counts as None. An error
+        of the handler is logged and counts as None.
         """
         ...
 
@@ -104,8 +105,8 @@ class StuckJob(msgspec.Struct, frozen=True):
 
 
 class JobStuckHandler(Protocol):
-    """A handler that is called once for each stuck job, i.e. a job that keeps running after its
-    cancellation."""
+    """A handler that is called once for each stuck job, i.e. a job that keeps running for longer
+    than `Config.job_stuck_threshold` after its cancellation."""
 
     def handle_stuck(self, job: StuckJob, /) -> bool:
         """Handle a stuck job. This method runs in the event loop, so it must not block.

@@ -45,13 +45,14 @@ class PeriodicSchedule(Protocol):
 class IntervalSchedule:
     """A schedule with a fixed interval. Its text is, for example, `every 1h30m`.
 
-    A cron expression `@every DURATION` has such a schedule too. Then its times are whole seconds,
-    and its text is, for example, `cron @every 1h30m UTC`.
+    `cron("@every 1h30m")` returns such a schedule too. The due times of this schedule are whole
+    seconds, and its text is `cron @every 1h30m UTC`.
     """
 
     def __init__(self, interval: timedelta, expression: str | None = None) -> None:
-        """Create the schedule of `every(interval)`, or of `cron(expression)` if there is an
-        expression."""
+        """Create the schedule. `interval` is the time from one due time to the next. `expression`
+        is the cron expression `@every …` that contains the interval; None: `every` creates the
+        schedule."""
         if not isinstance(interval, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"interval must be a timedelta, got {type(interval).__name__}")
         is_in_range = SCHEDULE_INTERVAL_MIN <= interval <= SCHEDULE_INTERVAL_MAX
@@ -63,7 +64,8 @@ class IntervalSchedule:
         self.interval, self.expression = interval, expression
 
     def next(self, after: datetime, /) -> datetime | None:
-        """Return `after` plus the interval."""
+        """Return `after` plus the interval. If a cron expression contains the interval, the
+        fraction of a second of `after` is dropped first."""
         if self.expression is not None:
             after = after.replace(microsecond=0)
         try:
@@ -98,8 +100,9 @@ class CronSchedule:
     schedule is due only the first time.
 
     Any other expression is due at each instant whose local time matches. For example, an hourly
-    expression is due once in each elapsed hour. With `clock_changes="river"`, an expression with
-    fixed times is due at each such instant too.
+    expression is due once in each elapsed hour. With `clock_changes="river"`, this is also true for
+    expressions with fixed times: a skipped time is not due on that day, and a repeated time is due
+    twice.
     """
 
     def __init__(self, expression: str, timezone: str, clock_changes: ClockChangePolicy) -> None:

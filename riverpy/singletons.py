@@ -110,7 +110,7 @@ class SingletonRegistry:
         """Register a function that runs while the client is the leader.
 
         Raises:
-            ConfigError: the name is already registered or not allowed, or the function is no
+            ConfigError: the name is already registered or not allowed, or the function is not a
                 coroutine function.
         """
         name, fn = function

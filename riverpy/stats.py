@@ -1,4 +1,4 @@
-"""ClientStats: the current state of a client, and counts since its start."""
+"""ClientStats: the current state of a client, and the counts of its current or last run."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """Return an estimate of a quantile, for example of the median if `share` is 0.5.
+        """Return an estimate of a quantile of the values, for example the median if `share` is 0.5.
 
-        The estimate is the lowest bound for which at least this fraction of the values is at or
-        below the bound. Infinity: no bound is high enough. None: there are no values."""
+        The estimate is one of the bounds. At least the fraction `share` of the values is at or
+        below this bound, and no lower bound has this property. Infinity: the quantile is above all
+        bounds. None: there are no values, or `share` is 0."""
         left = share * self.count
         if left <= 0:
             return None
@@ -64,11 +65,11 @@ class KindStats(msgspec.Struct, frozen=True):
     interrupted: int
     """The number of attempts that ended because the client stopped."""
     runs: Histogram
-    """Duration of the attempts in seconds."""
+    """A histogram of the durations of the attempts, in seconds."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """The state of one queue of the client, and its counts since the run started."""
+    """The state of one queue of a client, and its counts in the client's current or last run."""
 
     slots: int
     running: int
@@ -80,13 +81,13 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Seconds since the last successful claim, or since the client started to claim; None: the
     client has not started to claim."""
     claims: Histogram
-    """Duration of the claims in seconds."""
+    """A histogram of the durations of the claims, in seconds."""
     batches: Histogram
-    """The number of jobs that each claim returned."""
+    """A histogram of the numbers of jobs that the claims returned."""
     claim_failures: int
     waits: Histogram
-    """How long jobs waited, in seconds: from the time at which a job was due (or inserted, if that
-    was later) to the start of its attempt."""
+    """A histogram of the times that jobs waited for their attempts, in seconds: from the time at
+    which a job was due (or inserted, if that was later) to the start of its attempt."""
     set_aside: tuple[int, ...] = ()
     """The ids of up to 1,000 jobs that the client skips, because claiming them failed or took too
     long. The client tries to claim them again at intervals."""
@@ -106,8 +107,8 @@ class LeaseLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SingletonStats(msgspec.Struct, frozen=True):
-    """The state of one singleton (a function that runs in one process at a time), and its counts
-    since the run started."""
+    """The state of one singleton (a function that runs in only one process at a time), and its
+    counts in the client's current or last run."""
 
     held: bool
     """Whether this client holds the lease and the lease is valid."""
@@ -121,8 +122,8 @@ class SingletonStats(msgspec.Struct, frozen=True):
     """How often the function has started in this client."""
     failures: int
     losses: int
-    """How often this client lost the lease, or ended the term because a release of the lease was
-    requested."""
+    """How often this client lost the lease, or stopped the function because a release of the lease
+    was requested."""
     waited: float | None
     """Seconds that the client waited before the last start of the function; None: the function has
     not started."""
@@ -158,7 +159,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     state: Literal["starting", "working", "stopping", "stopped"] = "stopped"
     uptime: float = 0.0
-    """Seconds since the run started; 0: there was no run."""
+    """Seconds since the start of the current run or, if the client has stopped, of its last run; 0:
+    there was no run."""
     domain: str = "default"
     """The leader domain that the client belongs to. Each domain has its own leader."""
     is_leader: bool = False
@@ -169,7 +171,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the client receives notifications. `proven`: they arrive. `unproven`: it is not
     certain that they arrive. `off`: the client only polls, or does not run."""
     connections: Mapping[str, bool] = {}
-    """Whether each connection of the client is open, by the purpose of the connection."""
+    """A mapping from the purpose of each connection, for example `results`, to whether this
+    connection is open."""
     outages: int = 0
     """How often the connection to the database was lost."""
     backlog: int = 0

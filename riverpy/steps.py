@@ -187,18 +187,18 @@ class StepMethods:
         is killed. Returns whether they were stored.
 
         Without `tx`, they are stored at most once a second, and only if they have changed. With
-        `tx`, they are stored in the caller's transaction. Then the running step is stored too: its
-        cursor, or, without a cursor, that it is completed. Make this call the last one in the
-        transaction. After a rollback, the next attempt continues from the state that was stored
-        before.
+        `tx`, they are stored in the caller's transaction, together with the running step: the
+        cursor of a step with a cursor is stored, and a step without a cursor is stored as
+        completed, although it still runs. So make this call the last one in the transaction. After
+        a rollback, the next attempt continues from the state that was stored before.
 
         Without `tx`, or with an async session as `tx`, await the call. With a blocking session,
-        which a step may use in a thread, do not await it: the call returns when the state is
+        which a step may use in a thread, do not await the call: it returns when the state is
         stored.
 
         Args:
             tx: the transaction in which the running step writes its data.
-            now: store also if the last call was less than a second ago. Default False.
+            now: store also if they were stored less than a second ago. Default False.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client: end the job. A

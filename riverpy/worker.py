@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from riverpy.job_output import JobOutput
 
 ArgsT = TypeVar("ArgsT")
-# These names describe the expected function, because mypy shows the name of the type variable, but
-# not its bound, if a function has a wrong type.
+# If a function has a wrong type, mypy's error shows the name of the type variable, but not its
+# bound. So these names describe the expected function.
 AsyncFunctionFromJobToOutput = TypeVar(
     "AsyncFunctionFromJobToOutput", bound="Callable[[Job[Any]], Awaitable[JobOutput]]"
 )
@@ -185,8 +185,8 @@ class Workers:
 
         Raises:
             ConfigError: `worker` is not a worker object; its `work` is not an `async def` that
-                takes the job and returns a JSON value; the args cannot be decoded; or the kind is
-                missing, not allowed or already registered.
+                takes the job and returns a JSON value; JSON cannot be decoded into the args class;
+                or the kind is missing, not allowed or already registered.
         """
         cls: Any = type(worker)
         if isinstance(worker, type):
@@ -261,8 +261,8 @@ class Workers:
 
         Raises:
             ConfigError: the function is not a coroutine function, or has no usable annotation, more
-                than one parameter or a return value without a JSON form; the args cannot be
-                decoded; or the kind is already registered or not allowed.
+                than one parameter or a return value without a JSON form; JSON cannot be decoded
+                into the args class; or the kind is already registered or not allowed.
         """
 
         register = self._make_decorator(

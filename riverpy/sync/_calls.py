@@ -1,4 +1,4 @@
-"""BlockingClientCoroutines: the methods of `riverpy.sync.Client`, as coroutines on blocking
+"""BlockingClientCoroutines: the methods of `riverpy.sync.Client`, as coroutines that use blocking
 connections.
 
 They share their code with `riverpy.Client`. They never await anything that needs an event loop, so
@@ -162,8 +162,9 @@ class _BlockingInserter(Inserter):
             with translate_insert_errors(connection, in_savepoint=True):
                 return await send(connection, rows, self._find_queues_to_notify(rows))
 
-        # Middleware runs inside of this transaction or savepoint, although it must not wait. If it
-        # waits after `do_inner`, the error rolls back the insert.
+        # Hooks and middleware run inside this transaction or savepoint. If a middleware awaits
+        # something that needs an event loop, it gets a ConfigError. If this happens after
+        # `do_inner`, the error rolls back the insert.
         async with self._open_transaction(tx) as connection:
             return await self._send_inside_hooks(jobs, all_plugins, send_in_savepoint)
 

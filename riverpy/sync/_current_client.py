@@ -1,4 +1,4 @@
-"""`riverpy.sync.current_client`: returns a client for the blocking job that runs."""
+"""`riverpy.sync.current_client`: returns a client to the blocking job that calls it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from riverpy.sync.client import Client
 
 
 def current_client() -> Client:
-    """Return the client for a blocking job. Call this function in the job, which runs in a thread
-    of a worker. Async jobs call `riverpy.current_client()` instead.
+    """Return a client for the blocking job that calls this function. The job runs in a thread of a
+    worker. Async jobs call `riverpy.current_client()` instead.
 
-    Calls without `tx` run in the worker's event loop, on the connections of the worker's client.
-    They need no other driver. Calls with your blocking session as `tx` run in the job's thread.
-    `run_once` always needs `tx`, because it passes this session to its function.
+    Calls of the client without `tx` run in the worker's event loop, on the connections of the
+    worker's client, so they need no blocking driver. Calls with your blocking session as `tx` run
+    in the job's thread. `run_once` always needs `tx`, because it passes `tx` to its function.
 
     Raises:
         ClientStateError: the calling code runs in an event loop, or is not a job of a client. A

@@ -1,4 +1,4 @@
-"""BlockingDatabase: opens the transaction of a call of a blocking client that has no `tx`."""
+"""BlockingDatabase: opens the transactions for calls without `tx` of a blocking client."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Isolation: TypeAlias = Literal["read_committed", "repeatable_read"] | None
 
 
 class BlockingDatabase(ABC):
-    """Opens transactions for a blocking client. Subclasses do this on a URL, an engine, a pool or a
-    connection."""
+    """Opens transactions for a blocking client. Each kind of database (a URL, an engine, a pool or
+    a connection) has its own subclass."""
 
     url: str | None = None
     """The URL of the database. None: the client was created without a URL."""
@@ -71,9 +71,9 @@ def translate_context_manager_errors(
     Args:
         block: the context manager of the other library.
         error_type: the base class of the errors to translate.
-        translate: returns the new error for an error.
-        translate_start: returns the new error for an error when the block is entered. None: use
-            `translate` for these errors too.
+        translate: receives an error and returns the new error.
+        translate_start: as `translate`, for errors that are raised while the block is entered.
+            None: `translate` is used for these errors too.
     """
     try:
         value = block.__enter__()
@@ -93,7 +93,7 @@ def translate_context_manager_errors(
 
 def make_connect_error(error: BaseException, hosts: str | None = None) -> OSError:
     """Return the error to raise when a connection cannot be opened. `hosts` is the address of the
-    server for the error text."""
+    server, or of several servers, for the error text."""
     text = mask_passwords(" ".join(str(error).split())) or type(error).__name__
     place = f"to {hosts}" if hosts else "to the database"
     error_type = TimeoutError if "timeout" in type(error).__name__.lower() else ConnectionError

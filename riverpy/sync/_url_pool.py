@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 STATEMENT_TIMEOUT = 30.0
 """The server's timeout for one statement, in seconds."""
 NETWORK_TIMEOUT = 30.0
-"""Seconds without an answer on the network after which a connection counts as lost."""
+"""Seconds without a network answer from the server after which a connection counts as lost."""
 FREE_CONNECTION_TIMEOUT = 10.0
 """How long a call waits for a free connection if all connections are in use, in seconds."""
 IDLE_CONNECTION_LIFETIME = 300.0
-"""Seconds after which an idle connection is not used any more, but closed."""
+"""Seconds after which an idle connection is closed instead of being used again."""
 _KEEPALIVE_COUNT = 3
 
 
@@ -75,8 +75,9 @@ class UrlPoolDatabase(BlockingDatabase):
         self._through_pooler = through_pooler
         self._connections = _ProcessConnections(size)
         self._inherited: list[_ProcessConnections] = []
-        """The connections of parent processes. The references prevent that these connections are
-        closed here, which would end the parent's sessions."""
+        """The connections that parent processes opened before a fork. This list keeps them
+        referenced: if Python deleted them in this process, it would close them and so end the
+        parent's database sessions."""
         self._opener_pid: int | None = None
         """The id of the process that called `open`. None: `open` was not called. Then the first
         call of the client opens a connection."""

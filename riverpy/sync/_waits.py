@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 POLL_DELAY_MIN = 0.02
 POLL_DELAY_MAX = 1.0
-"""The first delay between two polls is `POLL_DELAY_MIN` seconds. Each delay is twice the one
-before, up to this number of seconds."""
+"""The longest delay between two polls, in seconds. The first delay is `POLL_DELAY_MIN` seconds, and
+each further delay is twice the one before."""
 JOBS_PER_STATEMENT_MAX = 10_000
 
 ResultT = TypeVar("ResultT")
@@ -53,13 +53,14 @@ class PollingWaitMethods(ClientMethods):
         """Insert a job."""
 
     def require_no_open_transaction(self) -> None:
-        """Raise TransactionError if calls without `tx` run in an open transaction of the caller,
-        because the wait would keep this transaction open. Subclasses also raise it if the caller
-        must not block its thread. By default, do nothing."""
+        """Raise TransactionError if the client's database is a connection of the caller with an
+        open transaction. Calls without `tx` would run in this transaction, and the wait would keep
+        it open. Subclasses also raise the error if the caller must not block its thread. By
+        default, do nothing."""
 
     def close_lost_connection(self) -> None:
-        """Called after a poll failed. Subclasses let the next poll open a new connection. By
-        default, do nothing."""
+        """Close a lost connection after a failed poll, so that the next poll opens a new one.
+        Subclasses implement this. By default, do nothing."""
 
     async def wait(self, job_id: int, *, timeout: timedelta | None) -> JobRow:
         """Wait for a job, as `riverpy.Client.wait` does."""
@@ -106,7 +107,8 @@ class PollingWaitMethods(ClientMethods):
         return [row_by_id[job_id] for job_id in ids]
 
     async def _poll_jobs(self, wait: JobWaitCall, states: dict[int, JobState]) -> None:
-        """Read the states of the waiting jobs, and the rows of those that have ended."""
+        """Read the states of the awaited jobs that have not ended so far, and the rows of those
+        that have ended now."""
         schema, ids = self._config.schema, list(wait.waiting_ids)
         with translate_insert_errors(None, in_savepoint=True):
             async with self._transaction(None) as connection:
@@ -148,8 +150,9 @@ class BlockingWaitMethods:
         """Wait until a job has ended: completed, cancelled or discarded. Returns its row, as
         `riverpy.Client.wait` does.
 
-        This call polls the job: after 20 ms, and then after delays that double up to 1 second. It
-        uses no connection between two polls. Each waiting thread polls separately.
+        This call polls the state of the job: at once, after 20 ms, and then after delays that
+        double up to 1 second. It uses no connection between two polls. Each waiting thread polls
+        separately.
 
         Args:
             job_id: the id of the job. Its insert must be committed.
@@ -158,7 +161,7 @@ class BlockingWaitMethods:
         Raises:
             WaitTimeoutError: the job did not end in time. It is not changed.
             NotFoundError: there is no job with this id, or it was deleted.
-            ConfigError: the id is no whole number of 64 bits, or the timeout is not above zero.
+            ConfigError: the id is not a 64-bit integer, or the timeout is not above zero.
             TransactionError: the client uses a transaction of yours that is open, as in Django's
                 `atomic()`, or a connection of psycopg that is in a transaction.
             ClientStateError: the client has no database, or is closed.
@@ -188,7 +191,7 @@ class BlockingWaitMethods:
         timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT,
     ) -> JobRow:
         """Insert a job, and wait until it has ended. Returns its row, as
-        `riverpy.Client.insert_and_wait` does. It takes no `tx`, because the insert must be
+        `riverpy.Client.insert_and_wait` does. This method takes no `tx`, because the insert must be
         committed before the wait.
 
         Raises:

@@ -120,8 +120,8 @@ class Client(BlockingWaitMethods):
     def close(self) -> None:
         """Close the connections if the client was created with a URL. Otherwise do nothing.
 
-        Connections in use are closed when their calls end. After that, calls without `tx` raise
-        ClientStateError."""
+        Calls that already run continue, and their connections are closed when they end. New calls
+        without `tx` raise ClientStateError."""
         if self._database is not None:
             self._database.close()
 
@@ -189,7 +189,7 @@ class Client(BlockingWaitMethods):
         the order of `params`.
 
         Raises:
-            InsertError: there is no job, or a job is not allowed; nothing was sent.
+            InsertError: `params` is empty, or a job is not allowed. Nothing was sent.
             RiverError, TypeError: as `insert`.
         """
         return self._run_coroutine(self._calls.insert_many(params, tx=_cast_tx(tx)), tx)
@@ -214,7 +214,7 @@ class Client(BlockingWaitMethods):
         """Return one job.
 
         Raises:
-            ConfigError: the id is no whole number of 64 bits.
+            ConfigError: the id is not a 64-bit integer.
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
@@ -276,7 +276,7 @@ class Client(BlockingWaitMethods):
         Raises:
             ConfigError: a filter, the order, the limit or the cursor is not allowed.
             JobDamagedError: there is a filter on metadata or errors, and the server cannot read one
-                of the jobs to compare.
+                of the jobs that it must compare with this filter.
         """
         call = self._calls.job_list(
             order_by=order_by,
@@ -496,7 +496,7 @@ class Client(BlockingWaitMethods):
         can become leader, as `riverpy.Client.request_resign` does."""
         self._run_coroutine(self._calls.request_resign(tx=_cast_tx(tx)), tx)
 
-    # -- effects that happen once
+    # -- functions that run once for each key
 
     @overload
     def run_once(

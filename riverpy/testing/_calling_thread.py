@@ -53,8 +53,9 @@ class _Call(NamedTuple):
 
 
 class CallingThreadExecutor(Executor):
-    """Runs an async function in an event loop of another thread. While it runs, the thread that
-    called `run` executes the functions that are passed to `submit` and `call`."""
+    """Runs an async function in an event loop of another thread. During this time, the calling
+    thread (the thread that called `run_in_event_loop_thread`) executes the functions that are
+    passed to `submit` and `call_in_calling_thread`."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -62,18 +63,19 @@ class CallingThreadExecutor(Executor):
         self._task: asyncio.Task[Any] | None = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Request that the thread in `run` calls a function. Return the future of its result."""
+        """Request that the calling thread runs a function. Return the future of its result."""
         future: Future[T] = Future()
         self._calls.put(_Call(future, lambda: fn(*args, **kwargs)))
         return future
 
     async def call_in_calling_thread(self, function: Callable[[], T]) -> T:
-        """Let the thread in `run` call a function, and return its result."""
+        """Let the calling thread run a function, and return the result of the function."""
         return await asyncio.wrap_future(self.submit(function))
 
     def run_in_event_loop_thread(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run an async function to its end in another thread, and return its result. Until then,
-        execute the functions of `submit` and `call` in this thread."""
+        execute the functions that are passed to `submit` and `call_in_calling_thread` in this
+        thread."""
         result: Future[T] = Future()
         context = contextvars.copy_context()
         thread = threading.Thread(
@@ -124,7 +126,8 @@ def _set_sync_to_async_executor(executor: Executor) -> None:
 
 
 async def _adapt_blocking_session(tx: object) -> CallerSession:
-    return cast("CallerSession", validate_tx(tx))  # no connection of asyncpg is blocking
+    # `validate_tx` returns a CallerSession, except for asyncpg, whose connections are not blocking.
+    return cast("CallerSession", validate_tx(tx))
 
 
 class CallingThreadSession(CallerSession):

@@ -93,8 +93,8 @@ class InlineClient(Client):
     ) -> AsyncGenerator[Transaction]:
         """Open a savepoint for statements of riverpy's testing tools.
 
-        With the isolation `autocommit` there is no savepoint. It is for single statements that do
-        not fail."""
+        With the isolation `autocommit`, no savepoint is opened. Use this only for single statements
+        that do not fail, because a failed statement aborts the test's transaction."""
         if isolation != "autocommit":
             async with self._transaction(None) as connection:
                 yield connection
@@ -156,7 +156,9 @@ class InlineClient(Client):
         """
         inserter = self._inserter if is_unique else self._inserter_without_unique_keys
         async with self._transaction(None) as connection:
-            with without_recorder():  # a recording must contain only jobs that this job inserts
+            # Store this job in the database, even inside `recording()`. The recording must contain
+            # only the jobs that this job inserts.
+            with without_recorder():
                 inserted = await inserter.insert(args, opts, tx=connection)
         if inserted.unique_skipped_as_duplicate:
             raise UniqueConflictError(

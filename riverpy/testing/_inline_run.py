@@ -1,7 +1,7 @@
 """InlineJobRunner: works one job for a test, without a running client.
 
-It claims the job by its id. Then the executor of a client runs the job, and the completer of a
-client stores the result. All this uses the connection of the test.
+It claims the job by its id. Then a client's executor runs the job, and a client's completer stores
+the result. All three use the connection of the test.
 """
 
 from __future__ import annotations
@@ -64,14 +64,16 @@ class _ResultConnection(InlineConnection):
     def __init__(self, open_transaction: TransactionOpener) -> None:
         super().__init__("results", open_transaction)
         self.error: Exception | None = None
-        """The error for which a running client would send the results again. None: no error."""
+        """The last error after which a running client would send the results again. In a test,
+        `work_job` raises this error instead if the result was not stored. None: there was no such
+        error."""
         self.on_error: Callable[[], object] | None = None
         """A callback that is called when `error` is set."""
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Return a context manager for the connection of the test, whose timestamps are
-        integers."""
+        """Return a context manager for the connection of the test. Statements on this connection
+        read and write timestamps as integers."""
         try:
             async with super().acquire(purpose, timeout) as connection:
                 yield RawTimestampConnection.wrap(connection)
@@ -247,7 +249,8 @@ class InlineJobRunner:
         return row
 
     async def _wait_until_stored(self, ended: asyncio.Event) -> None:
-        """Wait until the completer has stored the result, or until its statement has failed."""
+        """Wait until the completer has stored the result, or until its statement has failed, but at
+        most `RESULT_TIMEOUT` seconds. The completer sets `ended` when all results are stored."""
         self._connection.on_error = ended.set
         if self._connection.error is None:
             with anyio.move_on_after(RESULT_TIMEOUT, shield=True):

@@ -2,9 +2,9 @@
 leader does.
 
 A test cannot change the server's clock, so `advance` moves the times in the rows into the past
-instead. Then these times no longer match the schedules, for example a time of day. Therefore
-schedules and unique periods are computed with the time of the test: the server's time plus all
-moves so far.
+instead. Then these times no longer match schedules with a fixed time of day. Therefore the
+schedules and the periods of `UniqueOpts.by_period` are computed with the time of the test: the
+server's time plus all moves so far.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _NoWaitTimer(Timer):
 
 class _AlwaysHeldFence:
     """A replacement for the leader's `TermFence`, which lets transactions commit only during the
-    leader's term. This one lets all commit, because a test has no leader."""
+    leader's term. This replacement lets all transactions commit, because a test has no leader."""
 
     transaction_timeout = timedelta(seconds=30)
 
@@ -94,8 +94,8 @@ class _TestTimeSchedule:
 
 
 class _TestTimeInserter:
-    """Inserts the jobs of periodic jobs. It computes their unique periods with the time of the
-    test."""
+    """Inserts the jobs of periodic jobs. If a job is unique by period, the period is computed with
+    the time of the test."""
 
     def __init__(self, inserter: Inserter, time: TestTime) -> None:
         self._inserter, self._time = inserter, time
@@ -170,7 +170,8 @@ class PeriodicServiceRunner:
         """Register the periodic jobs, and insert the jobs that are due.
 
         Raises:
-            ConfigError: a periodic job cannot insert its job, or has too many due times.
+            ConfigError: a periodic job cannot insert its job, or jobs are still due after
+                `PASSES_MAX` passes.
         """
         for _ in range(PASSES_MAX):
             seconds = await self._enqueuer.run_once(self._scope)

@@ -60,7 +60,8 @@ class _Turn:
         self.is_committed = False
         self.has_written = False
         self.has_committed_inside = False
-        """Whether another session wrote and committed during this turn."""
+        """Whether another session began a turn after this one, wrote, and committed. A rollback of
+        this turn undoes this commit."""
 
     @property
     def is_of_session(self) -> bool:
@@ -109,13 +110,13 @@ class SessionTurns:
         return any(turn.is_of_session and turn.is_open() for turn in self._turns)
 
     def record_statement(self, statement: str) -> None:
-        """If the statement can write, record in the newest turn that its session has written."""
+        """If the statement can write, mark the newest turn as a turn that has written."""
         first_word = statement.lstrip("( \n").partition(" ")[0].lower()
         if self._turns and first_word not in _READ_ONLY_KEYWORDS:
             self._turns[-1].has_written = True
 
     def record_commit(self, session: object) -> None:
-        """Record in the turn of a session that the session has committed."""
+        """Mark the turn of a session as committed."""
         if (turn := self._turn_by_session.get(session)) is not None:
             turn.is_committed = True
 
@@ -170,11 +171,12 @@ class SessionTurns:
             self._end_turn(turn)
 
     def _check_undone_commits(self, turn: _Turn) -> None:
-        """At the end of a turn, check whether it undoes the commit of another session.
+        """Set `error` if the end of a turn undoes commits of other sessions, or would do so.
 
-        If the turn was committed, record this in the turns that began before it. Otherwise set
-        `error` if the rollback undoes a commit of another session, or if a session that began its
-        turn later is still open."""
+        If the turn was committed with writes, only set `has_committed_inside` of the turns that
+        began before this turn. If the turn was rolled back, set `error` in two cases: another
+        session has committed inside this turn, or a session whose turn began after this turn is
+        still open."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:
@@ -207,12 +209,14 @@ class SessionTurns:
 
 
 _shared_turns: list[SessionTurns] = []
-"""The `SessionTurns` of the running test, if its sessions share a connection. Otherwise empty."""
+"""A list with the `SessionTurns` of the running test. The list is empty if the sessions of the test
+do not share a connection."""
 
 
 @contextmanager
 def sharing_turns(turns: SessionTurns) -> Generator[None]:
-    """Let the calls that jobs make on their clients use `turns` too, during the block."""
+    """In the `with` block, let the client calls of jobs take turns with the sessions of the
+    test."""
     _shared_turns.append(turns)
     try:
         yield

@@ -53,8 +53,8 @@ def advance(
     expires, and the next runs of periodic jobs. Use it only in a database for tests.
 
     Then it makes due jobs available, but does not work them: `drain` does. If the client's
-    `Config.clock` is a `FixedClock`, it is moved too, so that unique periods end. With a blocking
-    session as `tx` the call needs no `await`.
+    `Config.clock` is a `FixedClock`, this clock is moved too, so that the periods of
+    `UniqueOpts.by_period` end. With a blocking session as `tx` the call needs no `await`.
 
     Args:
         by: the time that passes, zero or more. At most 1,000 runs of periodic jobs may be due in
@@ -112,7 +112,7 @@ class _TimeAdvancer:
     """Moves the times of jobs and periodic jobs for one call of `advance`."""
 
     def __init__(self, client: Client, source: Client, time: TestTime) -> None:
-        """Prepare the moves. `client` has the periodic jobs. `source` is the client whose
+        """Prepare to move the times. `client` has the periodic jobs. `source` is the client whose
         connections are used."""
         self._open_transaction, self._time = InlineClient.get_transaction_opener(source), time
         self._schema, self._clock = client.config.schema, client.config.clock

@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 _SHOWN_OTHER_JOBS_MAX = 20
-"""The maximum number of jobs of other kinds that the text of an AssertionError shows."""
+"""If the database has no job of the expected kinds, the text of the AssertionError shows jobs of
+other kinds, at most this number."""
 
 
 def _make_expected_job(expected: Any, expectations: Mapping[str, Any]) -> ExpectedJob[Any]:
@@ -49,9 +50,9 @@ def _read_and_find(
     """Read the jobs of the expected kinds, call `find` with them, and return its result. With an
     async source, return a coroutine that does this.
 
-    If there are no jobs of these kinds and `must_exist` is True, `find` receives the newest jobs of
-    other kinds, which its error text shows. `name` is the name of the assertion for Python's
-    warnings.
+    If there are no jobs of the expected kinds and `must_exist` is True, `find` receives the newest
+    jobs of other kinds instead. None of them matches, and `find` shows them in the text of its
+    AssertionError. `name` is the name of the assertion for Python's warnings.
     """
     kinds = [kind for one in expected for kind in one.kinds]
 

@@ -122,7 +122,7 @@ async def open_session(
 ) -> AsyncGenerator[AsyncSession]:
     """Open an async SQLAlchemy session in a transaction, and roll the transaction back at the end.
 
-    A commit of the session only releases a savepoint. During the block, the sessions that
+    A commit of the session only releases a savepoint. In the `async with` block, the sessions that
     `session_makers` create use the same transaction.
 
     Raises:
@@ -221,8 +221,8 @@ def select_session_makers(
 
 @contextmanager
 def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> Generator[None]:
-    """Let all sessions that the makers create use the connection or engine `bind`, during the
-    block."""
+    """In the `with` block, let all sessions that the makers create use the connection or engine
+    `bind`."""
     settings = [dict(maker.kw) for maker in session_makers]
     for maker in session_makers:
         # remove `binds`, the engines of single models, because they take precedence over `bind`
@@ -236,8 +236,8 @@ def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> G
 
 @contextmanager
 def refusing_sessions(session_makers: Sequence[SessionMaker]) -> Generator[None]:
-    """Let the first statement of all sessions that the makers create raise ConfigError, during the
-    block.
+    """In the `with` block, let each session that the makers create raise ConfigError at its first
+    statement.
 
     Without this, these sessions would commit in the database for which the application is
     configured."""
@@ -247,7 +247,9 @@ def refusing_sessions(session_makers: Sequence[SessionMaker]) -> Generator[None]
     with ExitStack() as stack:
         for is_async in (True, False):
             if makers := select_session_makers(session_makers, is_async=is_async):
-                # These drivers are always installed. They are not called: `creator` raises first.
+                # SQLAlchemy needs a driver to create an engine. These two drivers are always
+                # installed. They open no connection, because SQLAlchemy calls `creator` instead,
+                # which raises ConfigError.
                 create, driver = (
                     (create_async_engine, "postgresql+asyncpg")
                     if is_async
@@ -277,8 +279,8 @@ def _refuse_blocking_session() -> NoReturn:
 
 @contextmanager
 def _taking_turns(session_makers: Sequence[SessionMaker], turns: SessionTurns) -> Generator[None]:
-    """Let the sessions that the makers create take turns, during the block, because they share one
-    connection. See `SessionTurns`."""
+    """In the `with` block, let the sessions that the makers create take turns, because they share
+    one connection. See `SessionTurns`."""
     settings = [dict(maker.kw) for maker in session_makers]
     classes = [maker.class_ for maker in session_makers]
     for maker in session_makers:
@@ -297,7 +299,8 @@ def _taking_turns(session_makers: Sequence[SessionMaker], turns: SessionTurns) -
 
 @contextmanager
 def _recording_statements(connection: Any, turns: SessionTurns) -> Generator[None]:
-    """Record each statement of the connection in `turns`, during the block."""
+    """In the `with` block, pass each statement of the connection to `turns`, which records whether
+    a session has written."""
     from sqlalchemy import event
 
     def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -337,8 +340,8 @@ def _make_turn_taking_class(
     """Return a subclass of a session class whose sessions begin a turn before their first
     statement.
 
-    `can_wait`: whether they first wait until other tasks have ended their turns. Blocking sessions
-    do not, because there is no other task."""
+    `can_wait`: whether these sessions first wait until other tasks have ended their turns. Blocking
+    sessions do not wait, because there is no other task."""
     from sqlalchemy import event
 
     class TurnTakingSession(session_class):

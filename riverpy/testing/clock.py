@@ -1,4 +1,4 @@
-"""FixedClock: a clock for tests of unique periods."""
+"""FixedClock: a clock for tests of jobs that are unique by period (`UniqueOpts.by_period`)."""
 
 from __future__ import annotations
 

@@ -117,7 +117,13 @@ async def _drain(
 def _check_arguments_and_choose_queues(
     client: Client, queues: Sequence[str] | None, max_jobs: int
 ) -> list[str] | None:
-    """Return the names of the queues whose jobs are worked; None: all queues."""
+    """Check the arguments of `drain`, and return the names of the queues whose jobs are worked;
+    None: all queues.
+
+    Raises:
+        ConfigError: an argument is not allowed, or the client has no workers.
+        ClientStateError: the client is running.
+    """
     if not client.workers:
         raise ConfigError("drain works jobs, so the client needs workers: Client(…, workers=…)")
     if client.is_running:

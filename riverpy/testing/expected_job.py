@@ -178,8 +178,8 @@ def expect_job(
 
     Args:
         expected: an args class, to accept any job of its kind; or args, to compare all their
-            values; or the name of a kind without an args class in Python, whose args stay
-            `RawArgs`.
+            values; or, for a kind without an args class in Python, the name of the kind. Then the
+            args of the found job are `RawArgs`.
         queue: the queue. Default None: any.
         priority: the priority, 1 to 4. Default None: any.
         max_attempts: the maximum number of attempts. Default None: any.
@@ -302,7 +302,8 @@ def _is_equal(expected: object, found: object) -> bool:
 
 
 def _compare_json(expected_text: str, found_text: str) -> Iterable[FieldDifference]:
-    """Yield the members of two JSON objects that are different. The arguments are JSON texts."""
+    """Compare two JSON objects, and yield a difference for each member with different values. The
+    arguments are JSON texts."""
     expected, found = json.loads(expected_text), json.loads(found_text)
     if not isinstance(expected, dict) or not isinstance(found, dict):
         if expected != found:
@@ -316,8 +317,8 @@ def _compare_json(expected_text: str, found_text: str) -> Iterable[FieldDifferen
 
 
 def _make_difference(name: str, expected: object, found: object) -> FieldDifference:
-    """Return a Difference with both values as text. If long values begin with the same text, omit
-    most of this text."""
+    """Return a FieldDifference with both values as text. If long values begin with the same text,
+    omit most of this text."""
     texts = [_to_text(value) for value in (expected, found)]
     pairs = enumerate(zip(*texts, strict=False))
     same = next((index for index, (a, b) in pairs if a != b), min(map(len, texts)))

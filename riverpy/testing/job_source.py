@@ -42,11 +42,11 @@ async def read_jobs(
     *,
     limit: int = JOB_LIMIT_MAX,
 ) -> list[JobRow]:
-    """Return the newest jobs of these kinds, in the order of their ids. With `kinds` None, return
-    jobs of all kinds.
+    """Return the newest `limit` jobs of these kinds, in the order of their ids. With `kinds` None,
+    return jobs of all kinds.
 
     Raises:
-        ConfigError: 10,000 jobs or more match.
+        ConfigError: `limit` has its default of 10,000, and 10,000 jobs or more match.
         TypeError: riverpy does not know the type of the source.
         TransactionError: the transaction is aborted or closed.
     """
@@ -70,8 +70,8 @@ async def read_jobs(
 
 @asynccontextmanager
 async def _open_transaction(source: object) -> AsyncGenerator[object]:
-    """Return a connection or session in a transaction. If the source is not in a transaction, open
-    one for the block."""
+    """Return a context manager for a connection or session in a transaction. If the source is not
+    in a transaction, the context manager opens one and ends it."""
     if is_pool(source):
         async with source.acquire() as connection, connection.transaction():
             yield connection

@@ -68,10 +68,10 @@ class JobColumns(TypedDict, total=False):
     id: int
     """The id, 1 or more. Default: the next number of a counter, which starts at 1."""
     attempt: int
-    """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt.
-    Default: the number of `errors` in a waiting state (available, pending, scheduled), and also if
-    the state is retryable or discarded, where the last error is that of this attempt. In the other
-    states 1 more."""
+    """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt. The
+    default depends on the state. If the job is available, pending or scheduled: the number of
+    `errors`. If it is retryable or discarded, the last error is that of this attempt: the number of
+    `errors`, at least 1. In other states: the number of `errors` plus 1."""
     attempted_at: datetime
     attempted_by: Sequence[str]
     created_at: datetime
@@ -308,8 +308,8 @@ def _describe_unknown_column(name: str, args: object) -> str:
 
 
 def _check_column_type(name: str, value: object) -> None:
-    """Raise TypeError if the value of a column has the wrong type. This is only for columns that an
-    insert cannot set: the insert checks the others."""
+    """Raise TypeError if the value of a column has the wrong type. Pass only columns that
+    `InsertOpts` cannot set, because `prepare_row` checks the options of `InsertOpts`."""
     expected, is_expected = _COLUMN_CHECK_BY_NAME[name]
     if not is_expected(value):
         raise TypeError(f"make_job: {name} takes {expected}, got {value!r}")
@@ -364,7 +364,7 @@ def _check_id_and_attempt(values: Sequence[Any]) -> None:
 
 def _set_given_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
     """Set the columns of a row that an insert cannot set, such as the state and the errors. `given`
-    has the values of the test; the others get defaults."""
+    has the values of the test. Columns that are not in `given` get defaults."""
     state = parse_state(given.get("state", JobState.RUNNING))
     errors = [
         _encode_error(error, index, now) for index, error in enumerate(given.get("errors", ()), 1)

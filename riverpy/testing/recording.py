@@ -46,8 +46,8 @@ class _RecordedJob(NamedTuple):
 
 
 class RecordedJobs:
-    """The jobs that were inserted during a recording, and assertions on them. Any thread may use
-    it."""
+    """The jobs that were inserted during a recording, with methods that check them. Any thread may
+    use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class RecordedJobs:
         )
         return find_matching_jobs(self.jobs, wanted)
 
-    # -- what inserts call
+    # -- called by inserts
 
     def record_rows(
         self, rows: Sequence[InsertRow], *, now: datetime, refuses_duplicates: bool
@@ -196,8 +196,9 @@ class RecordedJobs:
     def _record_row(self, row: InsertRow, now: datetime) -> tuple[int, bool, bool]:
         """Record one job, except if it is a duplicate of a recorded job.
 
-        Return three values: the index of the job or, for a duplicate, of the recorded job; whether
-        it is a duplicate; and whether it has replaced values of the recorded job."""
+        Return three values: the index in `_entries` of the job or, for a duplicate, of the recorded
+        job; whether the job is a duplicate; and whether the job has replaced values of the recorded
+        job."""
         if row.unique_key is not None:
             for index, entry in enumerate(self._entries):
                 if entry.insert_row.unique_key == row.unique_key:

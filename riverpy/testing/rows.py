@@ -15,7 +15,7 @@ COLUMN_COUNT = JobColumn.UNIQUE_STATES + 1
 
 
 def make_inserted_row(row: InsertRow, *, job_id: int, now: datetime) -> list[Any]:
-    """Return the row that a job has after its insert. The values are in the order of `JobColumn`.
+    """Return the columns that a job has after the insert of `row`, in the order of `JobColumn`.
     `now` is the time of the insert."""
     values: list[Any] = [None] * COLUMN_COUNT
     scheduled_at = now if row.scheduled_at is None else datetime.fromisoformat(row.scheduled_at)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 DATABASE_NAME_PREFIX: Final = "riverpy_pytest_"
 RUN_NUMBER_MAX: Final = 0x7FFFFFFF
-"""The maximum number of a run. The number is a PostgreSQL `integer`, because it is the second key
-of advisory locks."""
+"""The largest number that a run may have. The number is a PostgreSQL `integer`, because it is the
+second key of advisory locks."""
 LOCK_TIMEOUT: Final = 2.0
 """How long to wait if an open session of a test has locked a table, in seconds. After that, the
 session is ended."""
@@ -286,7 +286,7 @@ class PytestRunDatabases:
         return {_get_transaction_key(row) for row in self._portal.call(self._fetch_transactions)}
 
     async def _fetch_transactions(self) -> list[Any]:
-        if self._database is None:  # the fixture riverpy_url is overridden
+        if self._database is None:  # the user overrides riverpy_url, so `create` was not called
             return []
         return await statements.fetch_locking_transactions(self._database)
 

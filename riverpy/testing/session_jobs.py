@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 class SessionJobs(InsertedJobs):
-    """Checks and works the jobs that a test's session can read, in the session's transaction. In a
-    test with a client instead of a session, these are the committed jobs."""
+    """Checks and works the jobs of a test. In a test with a session, these are the jobs that the
+    session can read, and they are worked in the session's transaction. In a test with a client
+    instead of a session, they are the committed jobs."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client) -> None:
         """Create the object.

@@ -14,7 +14,7 @@ class WorkResult(msgspec.Struct, frozen=True):
     """The result of one attempt: the event, the job and the error."""
 
     event: Event
-    """The event that a running client sends to subscribers when such an attempt ends."""
+    """The event that a running client would send to its subscribers at the end of this attempt."""
     job: JobRow
     """The job after its result was stored."""
     error: BaseException | None = None

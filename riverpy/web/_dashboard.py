@@ -42,7 +42,7 @@ def dashboard(
     with `app.mount("/jobs", riverpy.web.dashboard(client, authorize=authorize))`.
 
     The client must be open: `riverpy.web.lifespan` can open it. The dashboard does not work jobs.
-    To read, each request uses one connection of the client's pool.
+    To read the data of a page, a request takes one connection from the client's pool.
 
     Args:
         client: the client whose database is shown.

@@ -30,8 +30,8 @@ STREAMS_MAX_DEFAULT = 200
 """The default maximum number of open streams of an endpoint in one process."""
 FIRST_READ_TIMEOUT = 5.0
 """How long the endpoint waits until it has read the row of the job, in seconds. After that, the
-stream begins without the row. It does not answer with an error, because browsers do not connect
-again after one."""
+stream begins without the row. The endpoint does not answer with an error status, because a browser
+does not connect again after an error status."""
 _NO_JOB_TEXT = "there is no such job"
 _RESPONSE_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Response headers: browsers must not cache the response, and nginx must not buffer it."""
@@ -132,8 +132,8 @@ class _EventEndpoint:
         return await self._open_stream(stream_job_changes(rows, last_event_id, row))
 
     async def _open_stream(self, stream: AsyncGenerator[bytes, None]) -> Response:
-        """Return a response that sends a stream. The first part is read before the response starts,
-        so that an error in it leads to an error status."""
+        """Return a response that sends a stream. The first part of the stream is read before the
+        response starts, so that the response has an error status if reading this part fails."""
         parts = self._count_while_open(await anext(stream), stream)
         return StreamingResponse(parts, media_type="text/event-stream", headers=_RESPONSE_HEADERS)
 

@@ -70,7 +70,7 @@ def lifespan(
         raise ConfigError(f"the client is a riverpy.Client, got {type(client).__name__}")
     if inner is not None and (
         not callable(inner)  # pyright: ignore[reportUnnecessaryComparison]
-        or hasattr(inner, "__aenter__")  # a called lifespan, which is callable too
+        or hasattr(inner, "__aenter__")  # such as `own_lifespan()`, which is callable too
     ):
         raise ConfigError(
             "inner is a function with @asynccontextmanager, as in inner=own_lifespan without "
@@ -120,7 +120,7 @@ async def _start_inner_lifespan(
 
 @contextmanager
 def _client_in_litestar_state(app: object, client: Client) -> Generator[None]:
-    """Store the client in `app.state` of a Litestar application, during the block.
+    """In the `with` block, keep the client in `app.state` of a Litestar application.
 
     Litestar ignores the state that a lifespan yields. For applications of other frameworks, do
     nothing."""
@@ -144,13 +144,14 @@ class _WebWorker:
         self._has_started = False
         self._ended = anyio.Event()
         self.failure: Exception | None = None
-        """The error of the client's run, for which the server was stopped. The lifespan raises it
-        at its end, after requests and the inner lifespan have ended."""
+        """The error with which the client's run failed. Because of this error, the server was
+        requested to stop. The lifespan raises the error at its end, after requests and the inner
+        lifespan have ended."""
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
-        """Work jobs during the block. At its end, stop the client and wait for running jobs. If the
-        block is cancelled, cancel running jobs at once."""
+        """Work jobs while the `async with` block runs. At the end of the block, stop the client and
+        wait for running jobs. If the block is cancelled, cancel running jobs at once."""
         error: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
