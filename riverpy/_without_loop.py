@@ -2,7 +2,7 @@
 
 The methods of a client are coroutines. With a blocking session they never wait, because the session
 blocks the thread until the server has answered. So each `await` returns at once, and one `send`
-runs the coroutine to its end. A context variable tells the called code that it runs this way. It
+runs the coroutine to its end. A context variable shows the called code that it runs this way. It
 does not matter whether the thread has a running event loop, as in a notebook.
 
 `sleep`, `fail_after` and `move_on_after` of this module work with and without an event loop.
@@ -31,13 +31,15 @@ ResultT = TypeVar("ResultT")
 ValueT = TypeVar("ValueT")
 
 _NO_EVENT_LOOP_ERROR_NAMES = {"AsyncLibraryNotFoundError", "NoEventLoopError"}
-"""The names of anyio's errors for code that needs an event loop."""
+"""The names of the errors that anyio raises if code needs an event loop and none is running."""
 _NO_EVENT_LOOP_ERROR_TEXT = "no running event loop"
-"""asyncio's text of the RuntimeError for code that needs an event loop."""
+"""The text of the RuntimeError that asyncio raises if code needs an event loop and none is
+running."""
 
 
 class _ThreadAndTask(NamedTuple):
-    """The thread and the task of the code that runs a coroutine without an event loop."""
+    """The thread that has called `run_without_loop`, and the asyncio task that was running in this
+    thread. The task is None if no task was running."""
 
     thread_id: int
     task: asyncio.Task[Any] | None
@@ -91,9 +93,9 @@ def iterate_without_loop(values: AsyncGenerator[ValueT]) -> Iterator[ValueT]:
 
 
 def is_without_loop() -> bool:
-    """Return whether the calling code runs inside `run_without_loop`. The function also compares
-    the thread and the task, because threads and tasks that were started inside have a copy of the
-    context variable."""
+    """Return whether the calling code runs inside `run_without_loop`. The context variable is not
+    enough for this, because threads and tasks that such code starts have a copy of it. So the
+    current thread and task must also be those that called `run_without_loop`."""
     caller = _caller_without_loop.get()
     return caller is not None and caller == (threading.get_ident(), get_current_task())
 
@@ -132,7 +134,8 @@ def fail_after(seconds: float, reason: str | None = None) -> AbstractContextMana
 
 
 class _TimeoutScope(Protocol):
-    """The scope of a timeout."""
+    """The object of a `with` block of `move_on_after`. It shows whether the timeout has ended the
+    block."""
 
     @property
     def cancelled_caught(self) -> bool:
@@ -141,7 +144,8 @@ class _TimeoutScope(Protocol):
 
 
 class _NoTimeoutScope:
-    """The scope of a `with` block that has no timeout."""
+    """The object of a `with` block of `move_on_after` if there is no event loop, and so no
+    timeout."""
 
     cancelled_caught = False
 

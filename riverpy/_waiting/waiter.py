@@ -49,14 +49,16 @@ if TYPE_CHECKING:
     from riverpy._waiting.pool_connection import SharedPoolConnection
 
 POLL_DELAY_MIN = 0.05
+"""The shortest delay between two reads of the same job, in seconds."""
 POLL_DELAY_MAX = 1.0
-"""The minimum and maximum delay between two reads of a job, in seconds."""
+"""The longest delay between two reads of the same job, in seconds."""
 EARLY_READ_SHARE_OF_DELAY = 0.25
-"""When the task reads jobs that are due for a read, it also reads jobs whose remaining delay is at
-most this share of their whole delay. This saves statements."""
+"""The fraction of its delay by which a job may be read early. When one job is due for a read, the
+same statement also reads the jobs whose reads are due soon. So fewer statements are needed."""
 LAST_READ_LEAD_MAX, LAST_READ_LEAD_SHARE = 0.1, 0.2
-"""A wait reads its jobs for the last time shortly before its timeout: `LAST_READ_LEAD_MAX` seconds
-or `LAST_READ_LEAD_SHARE` of the timeout before it, whichever is shorter."""
+"""The time from the last read of the jobs of a wait to the timeout of the wait:
+`LAST_READ_LEAD_MAX` seconds, or the fraction `LAST_READ_LEAD_SHARE` of the timeout if that is
+shorter."""
 JOBS_PER_STATEMENT_MAX = 10_000
 READ_TIMEOUT = 10.0
 """The timeout of one round of reads, in seconds. It includes the wait for a connection."""
@@ -76,8 +78,9 @@ class _WaitedJob:
         self.state: JobState | None = None
         """The state at the last read."""
         self.is_new, self.is_marked = True, False
-        """`is_new`: the job was not read yet. `is_marked`: the job is marked in the database, so
-        that the end of the job is notified."""
+        """`is_new`: the job was not read yet. `is_marked`: the job has the metadata key
+        `NOTIFY_END_METADATA_KEY`, so the client that works the job sends a notification when the
+        job ends."""
         self.delay, self.read_at = 0.0, now
 
     def schedule_read(self, now: float, *, is_notified: bool) -> None:
@@ -90,7 +93,8 @@ class _WaitedJob:
 
 
 class JobWaiter:
-    """Waits for jobs, for all calls of one client. It uses no connection while no call waits."""
+    """Waits for the ends of jobs, for all calls of one client. While no call waits, it uses no
+    connection."""
 
     def __init__(
         self,
@@ -106,15 +110,17 @@ class JobWaiter:
         self._schema, self._trace_internal = schema, trace_internal
         self._job_by_id: dict[int, _WaitedJob] = {}
         self._notified_ids: set[int] = set()
-        """The ids of jobs whose end was notified, but whose rows were not read since then."""
+        """The ids of jobs for which a notification of their end has arrived, but whose rows were
+        not read since then."""
         self._next_read_at = math.inf
         self._woken = asyncio.Event()
         self._user_count = 0
         """The number of calls that wait, or will wait soon."""
         self._listening = ExitStack()
         self._can_mark_jobs = can_notify
-        """Whether the waiter may mark jobs in the database, so that their ends are notified. It
-        becomes False when the database refuses this."""
+        """Whether the waiter may mark jobs in the database. The client that works a marked job
+        sends a notification when the job ends. False after the database has refused to mark
+        jobs."""
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
         self._task = BackgroundTask(
@@ -223,7 +229,7 @@ class JobWaiter:
                 job.read_at = 0.0
             self._woken.set()
 
-    # -- the task
+    # -- the task that reads the jobs
 
     async def _read_jobs_until_no_waits(self) -> None:
         loop = asyncio.get_running_loop()
@@ -261,7 +267,8 @@ class JobWaiter:
         self._job_by_id.clear()
 
     async def _read_jobs(self) -> None:
-        """Read the states of due jobs, and the rows of jobs that have ended."""
+        """Read the states of the jobs that are due for a read, and the rows of the jobs that have
+        ended."""
         now = asyncio.get_running_loop().time()
         due = self._choose_jobs_to_read(now)
         ended_ids = self._notified_ids & self._job_by_id.keys()
@@ -301,7 +308,8 @@ class JobWaiter:
     async def _read_states(
         self, connection: Transaction, jobs: list[_WaitedJob]
     ) -> list[tuple[_WaitedJob, WaitedJobState | None]]:
-        """Read the states of jobs. Mark new jobs, so that the workers notify their ends."""
+        """Read the states of jobs. If notifications can be received, mark the jobs that were not
+        read before: the client that works a marked job sends a notification when the job ends."""
         found: dict[int, WaitedJobState] = {}
         for is_new in (True, False):
             read = waits.job_get_states

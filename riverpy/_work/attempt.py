@@ -99,19 +99,20 @@ class Attempt(Job[Any]):
         self.release_slot = release_slot
         """The callback that frees the slot of the attempt for another job. It is called once."""
         self.deadline = math.inf
-        """The time at which the attempt times out, in monotonic seconds. Infinity if it has no
-        timeout or has not started. After a cancellation, this is the time at which the attempt
-        becomes stuck."""
+        """The time at which the attempt times out, in monotonic seconds. Infinity if the attempt
+        has no timeout or has not started. After a cancellation: the time from which the attempt
+        counts as stuck if it is still running."""
         self.stop_cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
-        """The outcome. None if the attempt is running or has completed."""
+        """The outcome of an attempt that failed, or was snoozed, cancelled or interrupted. None if
+        the attempt is running or has completed: a completion needs no further values."""
         self.claimed_at = claimed_at
         """The time at which this client received the row, in monotonic seconds."""
         self.started_at = self.ended_at = self.stored_at = 0.0
-        """The times of the start, of the end, and of the storing of the result, in monotonic
-        seconds. A time is 0 before its event. `started_at` stays 0 if the job is released before
-        its start."""
+        """`started_at`, `ended_at` and `stored_at`: when the attempt started, when it ended, and
+        when its result was stored, in monotonic seconds. A time is 0 before its event. `started_at`
+        stays 0 if the job is released before its start."""
         self.stored_state: str | None = None
         self.stored_row: Sequence[Any] | None = None
         """The stored row if another session made the job final before this result was stored,
@@ -125,7 +126,8 @@ class Attempt(Job[Any]):
         attempt ends as usual."""
 
     def get_encoded_values(self) -> Sequence[Any]:
-        """Return the claimed row. Empty `attempted_by` and `tags` are filled in."""
+        """Return the claimed row. If `attempted_by` is empty, it is replaced with the id of this
+        client. If `tags` is None, it is replaced with an empty list."""
         row = self._row
         if row[JobColumn.ATTEMPTED_BY] and row[JobColumn.TAGS] is not None:
             return row
@@ -138,9 +140,9 @@ class Attempt(Job[Any]):
 
     @property
     def claimed_row(self) -> Sequence[Any]:
-        """The row as it was claimed. `attempted_by` is None if only this client has claimed the
-        job, and empty tags are None, because most jobs need neither. `columns` fills in these
-        values."""
+        """The row as the claim returned it. `attempted_by` is None if only this client has claimed
+        the job, and `tags` is None if the job has no tags. This is so for most jobs.
+        `get_encoded_values` fills in both values."""
         return self._row
 
     @property
@@ -184,7 +186,8 @@ class Attempt(Job[Any]):
 
     @property
     def target_state(self) -> str:
-        """The state in which the result leaves the job, if no other session has changed the row."""
+        """The state of the job after the result is stored, if no other session has changed the
+        row."""
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
 
     @property
@@ -207,7 +210,9 @@ class Attempt(Job[Any]):
 
     def is_outcome_stored(self, row_outcome: StoredOutcome) -> bool:
         """Return whether `row_outcome`, which was read from the job's row, is the outcome of this
-        attempt. The outcome of a `job_cancel` during this attempt also counts."""
+        attempt. A row in the state `cancelled` also counts if the outcome of this attempt is not
+        final: after a `job_cancel` during the attempt, the database cancels the job when it stores
+        such an outcome."""
         outcome, own = self.outcome, self.claim_key
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
@@ -264,7 +269,7 @@ class Attempt(Job[Any]):
             self._record_metadata(OUTPUT_METADATA_KEY, text)
         return self.attempt_store.output_saver.save_output(self, self.claim_key, text)
 
-    # -- steps and completion by the code of the job
+    # -- steps, and completion with `complete_tx`
 
     @property
     def metadata_text(self) -> str:
@@ -275,7 +280,7 @@ class Attempt(Job[Any]):
         """Read the steps and cursors that earlier attempts have stored, if there are any.
 
         Raises:
-            StepError: the stored cursors are a list.
+            StepError: the stored cursors are a JSON list, not a JSON object.
         """
         if QUOTED_STEP_METADATA_KEY_PREFIX in self._row[JobColumn.METADATA]:
             self.step_runner = self._make_step_runner()
@@ -307,8 +312,8 @@ class Attempt(Job[Any]):
             self._metadata_updates = self._metadata_updates or None
 
     def remove_outcome_metadata(self) -> None:
-        """Remove the metadata that belongs to the outcome, because the code has called
-        `complete_tx`. Metadata that the code has recorded is kept."""
+        """Remove the number of snoozes, the last completed step and the cursors from the metadata
+        to store, because the code has called `complete_tx`. Other recorded metadata is kept."""
         for key in (SNOOZE_COUNT_METADATA_KEY, STEP_METADATA_KEY, CURSORS_METADATA_KEY):
             self.remove_metadata_update(key)
 
@@ -392,7 +397,7 @@ class Attempt(Job[Any]):
         if text.startswith("{"):
             try:
                 members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            except RecursionError:  # too deeply nested for Python: leave out the keys of the row
+            except RecursionError:  # too deeply nested for Python: omit the row's metadata
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
             return encode_json_object(texts | self._metadata_updates)

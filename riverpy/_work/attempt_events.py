@@ -44,7 +44,8 @@ def _make_stored_row(attempt: Attempt) -> list[Any]:
 def _make_job_statistics(attempt: Attempt, row: list[Any]) -> JobStatistics:
     attempted_at = decode_timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
-    started = attempt.started_at or attempt.ended_at  # 0 if the job was released before its start
+    # `started_at` is 0 if the job was released before its start.
+    started = attempt.started_at or attempt.ended_at
     wait = timedelta(0)
     if attempted_at is not None:
         wait = attempted_at - due + timedelta(seconds=started - attempt.claimed_at)

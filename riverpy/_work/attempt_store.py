@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 METADATA_MERGE_RETRY_DELAY_MIN = timedelta(milliseconds=50)
 METADATA_MERGE_RETRY_DELAY_MAX = timedelta(seconds=2)
 ROW_LOCK_TIMEOUT = "5s"
-"""How long a statement on the client's pool may wait for a lock on the row."""
+"""How long a statement on the client's pool may wait for a transaction that has locked the job's
+row. The value is a `lock_timeout` of PostgreSQL, with its unit."""
 
 
 class RunningJobEventPublisher(Protocol):
@@ -67,9 +68,9 @@ class AttemptStore:
         events: RunningJobEventPublisher,
         client_id: str,
     ) -> None:
-        """`transaction` opens a savepoint in the caller's transaction. If the caller has none, it
-        opens a transaction on the client's pool. `client_id` is the id under which the client
-        claims jobs."""
+        """`transaction` opens a savepoint in the caller's transaction that it receives. If it
+        receives None, it opens a transaction on the client's pool. `client_id` is the id under
+        which the client claims jobs."""
         self._transaction, self._schema = transaction, schema
         self.events = events
         self.client_id = client_id
@@ -156,7 +157,7 @@ class AttemptStore:
 
 
 def encode_json_object(members: Mapping[str, str]) -> str:
-    """Return a JSON object with these keys. The values are JSON texts."""
+    """Return the text of a JSON object. `members` contains the JSON text of each value, by key."""
     texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in members.items())
     return "{" + ",".join(texts) + "}"
 

@@ -66,9 +66,9 @@ class BlockingJobRunner:
                 cores.
             cancel_grace_period: how many seconds a cancelled job in a process may take to end, if
                 it uses `job.cancelled`. Then its process is killed.
-            job_threads: the caller's threads, in which blocking jobs run without process-wide
-                plugins, because these threads and their database connections belong to the caller;
-                None: the runner makes its own threads.
+            job_threads: the executor that runs blocking jobs; None: the runner makes its own
+                threads. Jobs in this executor run without process-wide plugins, because its threads
+                and their database connections belong to other code.
         """
         self._child_processes = child_processes
         self._running_attempts = running_attempts

@@ -61,7 +61,7 @@ _C_LINE_BUFFERING = 1
 
 
 class _ChildJob(Job[Any]):
-    """The job object that the function receives in the child."""
+    """The job object that the job's function receives in the child process."""
 
     __slots__ = ("_worker",)
 
@@ -92,8 +92,9 @@ class _WorkerConnection:
     when the worker has ended."""
 
     def __init__(self, token: str, *, owns_process_group: bool) -> None:
-        """`token` is a random text that marks the end of each job's output. `owns_process_group`
-        says whether the process group of this process contains no process of the worker."""
+        """`token` is a random text that marks the end of each job's output. If `owns_process_group`
+        is True, the worker is not in the process group of this process, so the whole group may be
+        killed."""
         self._pid, self._owns_process_group = os.getpid(), owns_process_group
         self._pipe_from_worker, self._pipe_to_worker, self._output = _move_stdio_pipes()
         self._end_of_output = f"{token}\n".encode()
@@ -179,7 +180,8 @@ class _WorkerConnection:
 
     def _send_progress_after_interval(self) -> None:
         with self._send_lock, suppress(OSError):  # the worker may have ended
-            if threading.current_thread() is self._progress_timer:  # not of an earlier job
+            # A timer that was started for an earlier job sends nothing.
+            if threading.current_thread() is self._progress_timer:
                 self._send_newest_progress()
 
     def report_job_start(self, job: _ChildJob) -> None:
@@ -209,7 +211,7 @@ class _WorkerConnection:
         while data:
             try:
                 data = data[os.write(self._output, data) :]
-            except BlockingIOError:  # a program of the job made the pipe non-blocking
+            except BlockingIOError:  # a program that the job started made the pipe non-blocking
                 select.select([], [self._output], [], 1.0)
 
     def _reopen_closed_output(self) -> None:
@@ -250,9 +252,10 @@ def run_jobs(
 
 
 def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes], int]:
-    """Move the pipes from and to the worker from stdin and stdout to other file descriptors. Return
-    the two pipes and a file descriptor for the output. Afterwards stdout is the same pipe as
-    stderr."""
+    """Give new file descriptors to the two pipes that connect this process with the worker. Before,
+    they were stdin and stdout. Afterwards, stdin is empty, and stdout is the same pipe as stderr.
+    Return the pipe from the worker, the pipe to the worker, and a file descriptor for the
+    output."""
     from_worker = os.fdopen(os.dup(0), "rb", buffering=0)
     to_worker = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -316,8 +319,8 @@ def _find_import_error(pickled_function: bytes) -> str | None:
 
 
 def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
-    """Run a job, and report its error (or None) to the worker. An added note contains the
-    traceback, because a traceback cannot be pickled."""
+    """Run a job, and report its error (or None) to the worker. A note that is added to the error
+    contains the traceback, because a traceback cannot be pickled."""
     error_to_send: BaseException | None = None
     try:
         # This imports user code, so it runs in the main thread and before the job starts.

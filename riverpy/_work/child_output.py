@@ -44,8 +44,8 @@ class JobOutputLog:
         self._pipe, self._end_of_job = pipe, end_of_job
         self._log = get_logger()
         self._next_jobs: deque[tuple[int, str]] = deque()
-        """The ids and kinds of ended jobs whose output may still be in the pipe, followed by those
-        of the running job."""
+        """The jobs whose output is read next, each with its id and kind: first ended jobs whose
+        output may still be in the pipe, then the running job."""
         self._job_of_last_line: tuple[int | None, str | None] = (None, None)
         """The id and the kind of the job that wrote the last line."""
         self._partial_line = bytearray()
@@ -67,8 +67,9 @@ class JobOutputLog:
         self._next_jobs.append((job_id, kind))
 
     def log_startup_output(self, data: bytes) -> None:
-        """Log output that arrived on the pipe for messages before the child's first message. Code
-        that Python runs at its start may write such output."""
+        """Log what the child has written before its first message. `data` comes from the pipe for
+        messages, because this pipe is the child's stdout until the child moves it. Code that Python
+        runs at its start may write to stdout."""
         if data:
             with self._lock:
                 self._add_output(data if data.endswith(b"\n") else data + b"\n")
@@ -102,7 +103,8 @@ class JobOutputLog:
 
     def _add_line_part(self, part: bytes) -> None:
         """Add a part to the current line. Of a long line, only the beginning and the end are kept.
-        The end is needed because it may be the text that ends a job's output."""
+        The end is needed because the text `_end_of_job`, which the child writes after each job, may
+        be at the end of a line."""
         self._partial_line += part
         excess = len(self._partial_line) - LINE_SIZE_MAX - len(self._end_of_job)
         if excess > 0:

@@ -70,13 +70,15 @@ class JobInChild:
     on_start: Callable[[], None]
     """Called in the thread of `run_job` just before the job's function is called."""
     on_progress: Callable[[str], None]
-    """Called in the thread of `run_job` with each progress of the job, as JSON text."""
+    """Called in the thread of `run_job` for each progress report of the job, with the progress as
+    JSON text."""
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     """The metadata that the job has recorded so far. The values are JSON texts."""
 
 
 class ChildProcess:
-    """One child process, as the worker sees it."""
+    """The worker's object for one child process: it starts the process, sends jobs to it and kills
+    it."""
 
     def __init__(self) -> None:
         from multiprocessing.spawn import get_executable  # few workers need this
@@ -104,9 +106,9 @@ class ChildProcess:
             self._pipe_to_child.flush()
         self._output_log = JobOutputLog(output, self._token.encode())
         self._process_group_id: int | None = None
-        """The process id of the process that runs jobs, which is also the id of its process group.
-        None: it is not known yet. The guard is in another group, so that it can report how the
-        process ended."""
+        """The id of the process that runs jobs, and of its process group; None: the child has not
+        sent the id yet. On Linux, the guard process (see `child_start`) is in another group. So the
+        guard is not killed with the group, and its exit shows how the job process ended."""
         self._is_ready = False
         self._refusal_text: str | None = None
         """The reason why the child cannot run jobs, or None."""
@@ -138,7 +140,7 @@ class ChildProcess:
         return _unpickle(content)
 
     def _pass_message_to_job(self, job: JobInChild, kind: bytes, content: bytes) -> None:
-        """Handle a message about the running job that is not JOB_ENDED."""
+        """Handle a message about the running job. The message is of any type except JOB_ENDED."""
         if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
             self._is_running_job = True
             job.on_start()
@@ -165,7 +167,8 @@ class ChildProcess:
     def _wait_until_ready(self) -> None:
         if self._is_ready:
             return
-        # Before the token there may be output of code that Python runs at its start.
+        # The child writes the token before its first message. Code that Python runs at its start
+        # may have written output to this pipe before the token.
         self._output_log.log_startup_output(
             read_until_token(self._pipe_from_child, self._token.encode())
         )
@@ -181,8 +184,9 @@ class ChildProcess:
         raise for its job."""
         if sys.platform == "linux":
             with suppress(subprocess.TimeoutExpired):
-                # The guard ends in the same way as the process that runs jobs. But code that closes
-                # all files keeps running without its pipe, so wait only for a limited time.
+                # The guard ends in the same way as the process that runs jobs. But if a job's code
+                # has closed the pipe, the process that runs jobs may keep running. So wait only for
+                # a limited time.
                 self._process.wait(GUARD_PROCESS_EXIT_TIMEOUT)
         self._kill_process_group()
         exit_code = self._process.wait()
@@ -218,7 +222,8 @@ class ChildProcess:
         self._kill_process_group()
 
     def _kill_process_group(self) -> None:
-        # After the exit code was read, another process may have the same process id.
+        # If `returncode` is set, kill nothing: the process has ended, and another process may have
+        # its id now.
         if sys.platform == "win32" or self._process_group_id is None:
             self._process.kill()
         elif self._process.returncode is None:
@@ -308,8 +313,8 @@ def pickle_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> byte
         args_class: type[Any] = cast("Any", type(args))
         if not is_model_class(args_class):
             raise
-        # A generic model such as Page[int] inside a model has no name: the process decodes the
-        # JSON text of the args again.
+        # The args contain a generic model such as Page[int], whose class pickle cannot find by its
+        # name. So send the JSON text of the args, which the child decodes again.
         return pickle.dumps(
             (function, columns, _JsonPickledModel(args_class, attempt.encoded_args))
         )

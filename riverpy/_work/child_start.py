@@ -49,13 +49,14 @@ def main() -> None:
 
 
 def _fork_job_process(worker_pid: int) -> None:
-    """Fork the process that runs jobs, and return in it. This process becomes its guard."""
+    """Fork the process that runs jobs. This function returns only in the new process. The old
+    process becomes the guard of the new process."""
     import ctypes
 
     prctl, guard_pid = ctypes.CDLL(None).prctl, os.getpid()
     job_process = os.fork()
     if job_process != 0:
-        with suppress(OSError):  # the forked process has already done it
+        with suppress(OSError):  # the forked process has already called setpgid
             os.setpgid(job_process, job_process)
         # If prctl fails, the closed pipe shows that the worker has ended.
         prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
@@ -85,13 +86,13 @@ def _run_guard(worker_pid: int, job_process: int) -> NoReturn:
 
     signal.signal(signal.SIGTERM, forward_signal)
     poll = select.poll()
-    poll.register(0, 0)  # without an event: poll reports only that the worker's end is closed
+    # An event mask of 0 reports no data, only that the worker has closed its end of the pipe.
+    poll.register(0, 0)
     poll.register(signals, select.POLLIN)
     while True:
         if os.waitid(os.P_PID, job_process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            _kill_process_group(
-                job_process
-            )  # do this first: later, another process may have this id
+            # Kill the group before `waitpid`. Afterwards, another process may have this id.
+            _kill_process_group(job_process)
             _, status = os.waitpid(job_process, 0)
             _exit_with_code_or_signal(os.waitstatus_to_exitcode(status))
         if os.getppid() != worker_pid:
@@ -120,7 +121,7 @@ def _exit_with_code_or_signal(exit_code: int) -> NoReturn:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError):  # SIGKILL needs no default action
+        with suppress(OSError):  # SIGKILL always has its default action
             signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     os._exit(exit_code if exit_code >= 0 else 1)

@@ -32,9 +32,10 @@ SLOW_CLAIM_THRESHOLD = 0.01
 SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
 BACKLOG_CLAIM_ROWS_MIN = 100
-"""A claim counts as a claim of a backlog if it returns as many jobs as requested, and in total at
-least this number times the largest priority number among them. Later claims need one statement for
-each priority up to this one."""
+"""The minimum size of a backlog claim: this number of jobs, times the largest priority number among
+the claimed jobs. A backlog claim also returns as many jobs as requested, so the queue probably
+holds more jobs. The size depends on the priority because a later claim that starts at positions
+needs one statement for each priority up to the largest."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
 """The maximum fraction of time that the client spends on claims from the beginning of the index."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2
@@ -46,10 +47,11 @@ INSERT_COMMIT_DELAY_MAX = 1.0
 """If the insert of a job commits more than this many seconds after the job's `scheduled_at`, the
 cursor may skip the job."""
 COMPARED_CLAIM_DURATIONS_MAX = 64
-"""The number of the last claims of single queues whose durations are compared."""
+"""The maximum number of durations to compare. They are the durations of the latest claims from one
+queue each."""
 CLAIM_DURATION_TOLERANCE_FACTOR = 1.5
-"""Claims of each queue alone count as no longer than one claim of all queues if they take in total
-less than the duration of this claim times this factor."""
+"""Separate claims, one for each queue, may take up to this many times as long in total as one claim
+of all queues, and still count as equally fast. Durations vary from claim to claim."""
 JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -99,10 +101,11 @@ class SlowClaimDetector:
 class SlowQueueFinder:
     """Finds out which of several queues makes a claim of all these queues slow.
 
-    For this, the client claims each queue alone, and this class compares the durations. A queue is
-    slow if its claim takes longer than the claims of other queues. All queues count as slow if
-    claims of each queue alone take, in total, no longer than one claim of all queues. Otherwise the
-    whole machine is busy, and it does not help to claim queues alone.
+    For this, the client sends separate claims, one for each queue, and this class compares their
+    durations. A queue is slow if its claim takes longer than the claims of other queues. If the
+    separate claims take no longer in total than one claim of all queues, all queues count as slow,
+    and separate claims cost no more time. If they take longer, and no queue differs from the
+    others, the whole machine is busy, and separate claims do not help.
     """
 
     def __init__(self) -> None:
@@ -111,13 +114,13 @@ class SlowQueueFinder:
         """The durations of the last claims of single queues, in seconds."""
 
     def start_comparison(self, queue_count: int, seconds: float) -> None:
-        """Start a new comparison, because a claim of `queue_count` queues took `seconds`
-        seconds."""
+        """Forget the recorded durations. The next ones are compared with each other, and with a
+        claim of `queue_count` queues together that took `seconds` seconds."""
         self._queue_count, self._seconds = queue_count, seconds
         self._durations_alone.clear()
 
     def record_single_queue_claim(self, seconds: float) -> None:
-        """Record the duration of a claim of one queue."""
+        """Record the duration of a claim of one queue, in seconds."""
         self._durations_alone.append(seconds)
 
     def is_queue_slow(self, seconds: float) -> bool:
@@ -141,10 +144,11 @@ class ClaimCursor:
         """The time of the next claim from the beginning of the index."""
         self._is_whole_queue_claim_overdue = False
         self._was_last_claim_of_backlog = False
-        """Whether the last claim of the whole queue was a claim of a backlog."""
+        """Whether the last claim of the whole queue was a backlog claim: see
+        `BACKLOG_CLAIM_ROWS_MIN`."""
         self._is_whole_queue_read_last = False
-        """Whether a claim that finds too few jobs after the positions continues from the beginning
-        of the index. This is true if claims are not slow."""
+        """Whether each claim also reads the index from its beginning if there are not enough jobs
+        after the positions. True if claims from the beginning are not slow."""
         self._slow_claim_detector = SlowClaimDetector()
         self.is_speed_check_due = False
         """Whether the next claim must be for this queue alone, to measure its duration, because a
@@ -152,8 +156,9 @@ class ClaimCursor:
 
     @property
     def needs_own_claim(self) -> bool:
-        """Whether the next claim must be for this queue alone. This is so if it starts at a
-        position, or if its duration or size decides whether to start using positions."""
+        """Whether the next claim must be for this queue alone. This is so if claims start at
+        positions, if the last claim was slow or a backlog claim (the next one then decides whether
+        to start using positions), or if the speed of a claim must be measured."""
         return (
             bool(self._position_by_priority)
             or self._slow_claim_detector.was_last_claim_slow
@@ -174,7 +179,7 @@ class ClaimCursor:
         for priority in JOB_PRIORITIES:
             if position := self._position_by_priority.get(priority):
                 ranges.append(QueueRange(position, priority))
-            else:  # the first priority always has a position
+            else:  # priority 1 always has a position, so `ranges` is not empty
                 ranges[-1] = ranges[-1]._replace(last_priority=priority)
         if self._is_whole_queue_read_last or now >= self._next_whole_queue_claim_at:
             ranges.append(WHOLE_QUEUE_RANGE)
@@ -191,7 +196,8 @@ class ClaimCursor:
         self, claimed_range: QueueRange, row_count: int, duration: float
     ) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
-        whole queue were slow. If they were, call `start_using_positions`."""
+        whole queue were slow. If they were, the caller must call `start_using_positions`, or
+        `forget_slow_claims` if this queue is not the cause."""
         self.is_speed_check_due = False
         if claimed_range != WHOLE_QUEUE_RANGE:
             self._slow_claim_detector.record_fast_claim(duration)
@@ -202,8 +208,8 @@ class ClaimCursor:
         self, claimed_range: QueueRange, claimed_rows: Sequence[Any], limit: int
     ) -> bool:
         """Record the rows that a claim of up to `limit` jobs returned. Return whether the last two
-        claims of the whole queue were claims of a backlog. If they were, call
-        `start_using_positions`."""
+        claims of the whole queue were backlog claims (see `BACKLOG_CLAIM_ROWS_MIN`). If they were,
+        the caller must call `start_using_positions`."""
         if claimed_range != WHOLE_QUEUE_RANGE:
             return False
         was_backlog = self._was_last_claim_of_backlog
@@ -228,11 +234,12 @@ class ClaimCursor:
         duration: float,
         now: float,
     ) -> None:
-        """Start to use positions after a claim of the whole queue that was slow or of a backlog.
-        Later claims skip the jobs before these positions.
+        """Let later claims start at positions, and skip the jobs before the positions. Call this
+        after a claim of the whole queue, if the last two such claims were slow or were backlog
+        claims.
 
         Args:
-            claimed_rows: the claimed rows, in any order.
+            claimed_rows: the rows of this last claim, in any order.
             is_slow: whether claims from the beginning of the index are slow.
             is_limit_reached: whether the claim returned as many rows as requested. If so, the queue
                 may hold more jobs.

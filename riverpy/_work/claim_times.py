@@ -1,4 +1,5 @@
-"""PlannedClaimTimes: plans claims of a queue for times at which no notification is expected."""
+"""PlannedClaimTimes: the times at which jobs of a queue may become available without a
+notification. The producer claims at these times, and does not wait for the next poll."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import heapq
 import time
 
 RIVER_FOLLOW_UP_CLAIM_DELAYS = (0.005, 0.1)
-"""If River in Go may have sent a notification, the queue is claimed again after these delays, in
-seconds. River notifies at most once in 100 ms, so jobs may be committed after the first claim."""
+"""The delays from a notification to the follow-up claims, in seconds, if River in Go may have sent
+the notification. River sends at most one notification in 100 ms, so more jobs may be committed
+after the first claim."""
 FOLLOW_UP_CLAIM_MARGIN = 0.003
-"""After a notification, its sender may insert more jobs for some time without a further
-notification. The follow-up claim starts this many seconds after that time, because the last commit
-may come a little later."""
+"""For some time after a notification (its notify interval), its sender may insert more jobs without
+a further notification. The follow-up claim starts this many seconds after the end of this interval,
+because the last commit may come a little later."""
 DUE_JOB_CLAIM_DELAY = 0.002
 """Seconds that the producer waits after a job is due, because the server's clock may be behind."""
 
@@ -35,7 +37,8 @@ class PlannedClaimTimes:
             delays = (notify_interval_ms / 1000 + FOLLOW_UP_CLAIM_MARGIN,)
         else:
             return
-        # The last claim finds all jobs. The first claim finds most of them early.
+        # Keep only the earliest and the latest follow-up claim. The latest finds all jobs. The
+        # earliest finds most of them sooner.
         now = time.monotonic()
         times = [*self.follow_ups, *(now + delay for delay in delays)]
         self.follow_ups = sorted({min(times), max(times)})

@@ -44,8 +44,9 @@ LOOP_TURNS_AFTER_CLAIM = 3
 """The number of turns of the event loop between two statements. Jobs that never wait end in the
 first turn, and then their queues request new jobs. So the next statement is for more queues."""
 SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX = 1.0, 60.0
-"""If claims of several queues are slow, each queue is claimed alone once, to find the slow queues.
-The next check of this kind starts after 1 second for each queue, but after 60 seconds at most."""
+"""The minimum time between two speed checks: `SPEED_CHECK_SECONDS_PER_QUEUE` seconds times the
+number of queues, but not more than `SPEED_CHECK_INTERVAL_MAX` seconds. After slow claims of several
+queues, a speed check claims jobs of each queue alone once, to find the slow queues."""
 
 
 class ClaimingQueue(Protocol):
@@ -86,8 +87,8 @@ class Claimer:
         self._kinds, self._client_id = run.kinds_to_claim, run.client.id
         self.polls = PollSchedule()
         self.queue_count = 0
-        """The number of queues whose producers run. The claimer is used only if there are
-        several."""
+        """The number of queues whose producers run. If there is only one, its producer claims jobs
+        without the claimer."""
         self._waiting: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}
         """The queues that wait for the next statement."""
         self._sent: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}

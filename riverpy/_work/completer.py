@@ -2,8 +2,9 @@
 
 One statement runs at a time. Results that arrive during this statement wait for the next statement.
 The completer keeps a result until the database has stored it, or until the attempt no longer
-belongs to this client. A lost connection only delays results. A row that is locked, refused or slow
-delays other results by at most one statement.
+belongs to this client. A lost connection only delays results. If one row is locked, or the database
+refuses its result or takes too long to store it, other results are delayed by at most one
+statement.
 
 A batch contains either only completions without recorded metadata, or only other results.
 Completions without metadata have a faster statement.
@@ -68,9 +69,9 @@ if TYPE_CHECKING:
 RESULTS_PER_STATEMENT_MAX = 1_000
 """The maximum number of results in one statement."""
 RESULT_BACKLOG_MAX = 2_000
-"""While more results than this wait to be stored, the client claims no jobs. With many slots, the
-limit is twice the number of slots instead. Each waiting result keeps its job in memory (about 1 KiB
-or more)."""
+"""While more results than this wait to be stored, the client claims no jobs. If twice the number of
+slots is larger, that number is the limit instead. Each waiting result keeps its job in memory
+(about 1 KiB or more)."""
 CHARACTERS_PER_STATEMENT_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""
@@ -93,8 +94,8 @@ class Completer:
     the database refuses or delays are stored later."""
 
     def __init__(self, run: RunContext, schedule_claim: Callable[[str, float], None]) -> None:
-        """`schedule_claim(queue, seconds)` is called when a job of the queue becomes due again in
-        `seconds` seconds."""
+        """`schedule_claim(queue, seconds)` is called when a result was stored that makes its job
+        `available` again. The job is due in `seconds` seconds."""
         self._connection, self._schema = run.connections.results, run.schema
         self.set_slot_count(sum(run.client.slots_per_queue.values()))
         self._should_skip_locked_rows = run.config.pooler
@@ -121,7 +122,8 @@ class Completer:
             asyncio.Event(),
         )
         self.batches_sent = asyncio.Event()
-        """Set after each send of results. A task must clear it before it waits for it."""
+        """An event that is set each time results were sent. A task that waits for this event must
+        clear it first."""
         self._is_closing = False
         self._was_cancelled = False
         """Whether the task of the completer was cancelled. `asyncio.run` cancels all tasks at its
@@ -133,7 +135,8 @@ class Completer:
         self.flushed = TestSignal("Completer.flushed")
 
     def set_slot_count(self, slot_count: int) -> None:
-        """Set the number of slots of all queues. The limit of the backlog depends on it."""
+        """Set the number of slots of all queues. The maximum number of results that may wait to be
+        stored depends on it."""
         self._backlog_max = max(RESULT_BACKLOG_MAX, 2 * slot_count)
 
     def _make_result_sender(
@@ -147,7 +150,7 @@ class Completer:
                 count_rows_that_fit=count_fitting_results,
             ),
             batch_size=AdaptiveBatchSize(RESULTS_PER_STATEMENT_MAX, RESULT_STATEMENT_TIMEOUT),
-            skipped_rows=SkippedRows(),  # no limit here: `RESULT_BACKLOG_MAX` limits the results
+            skipped_rows=SkippedRows(),  # `RESULT_BACKLOG_MAX` already limits the results
             on_row_skipped=self._log_failed_result,
             on_batch_too_slow=self._log_slow_batch,
         )
@@ -349,7 +352,8 @@ class Completer:
             self._log.info(REJECTED_JOB_RESULTS_STORED)
 
     def _log_slow_batch(self, row_count: int, error: Exception) -> None:
-        """Log that a batch took too long. The sender sends the batch again in smaller parts."""
+        """Log that a batch took too long. The BatchSender sends its results again in smaller
+        batches."""
         if self._connection.outage_tracker.is_outage_logged:
             return
         self._limited_log.warning(
@@ -359,8 +363,8 @@ class Completer:
         )
 
     def _retry_locked_results_later(self, attempts: list[Attempt]) -> None:
-        """Keep results whose rows are locked, to send them again later. Log once those that have
-        waited for `LOCKED_ROW_LOG_DELAY`."""
+        """Keep results whose rows are locked, to send them again later. If some have waited for
+        `LOCKED_ROW_LOG_DELAY`, log them, but not if results of this batch were logged before."""
         now = time.monotonic()
         late = [attempt for attempt in attempts if now - attempt.ended_at >= LOCKED_ROW_LOG_DELAY]
         if late and self._attempts_logged_as_delayed.isdisjoint(attempts):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy.hooks import HookMetricEmit, Metric
 
-# Each kind has at most 20 time series in a metrics store: 6 outcomes, these buckets and 3 more.
+# Each kind has at most 20 time series in a metrics store: 6 for the outcomes, one for each of these
+# buckets, and 3 for the largest bucket, the sum and the count of the histogram.
 RUN_TIME_BUCKET_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
 WAIT_TIME_BUCKET_BOUNDS = (
     0.002,
@@ -46,7 +47,8 @@ CLAIM_TIME_BUCKET_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 CLAIM_SIZE_BUCKET_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 LOOP_LAG_BUCKET_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 LOGGED_FAILING_KINDS_MAX = 10
-"""The maximum number of kinds with an error text in one log event."""
+"""The maximum number of job kinds whose failures one log event lists, each with its last error
+text."""
 _KIND, _QUEUE, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.QUEUE, JobColumn.ATTEMPTED_AT
 _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
 
@@ -79,7 +81,7 @@ class HistogramBuilder:
 
 
 class KindCounters:
-    """Counts the ended attempts of one kind."""
+    """Counts the ended attempts of the jobs of one kind."""
 
     __slots__ = ("completed_count", "discarded_count", "other_outcome_counts", "run_times")
 
@@ -122,10 +124,12 @@ class QueueCounters:
         self.wait_times = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
         self.claim_failure_count = 0
         self.not_completed_count = self.failed_count = self.discarded_count = 0
-        """The numbers of ended attempts that did not complete, of failed attempts, and of failed
-        attempts after which the job was discarded. `wait_times` counts all ended attempts."""
+        """`not_completed_count` counts the ended attempts that did not complete. Of these,
+        `failed_count` counts the failed attempts, and `discarded_count` the failed attempts after
+        which the job was discarded. `wait_times` counts all ended attempts."""
         self.longest_wait = 0.0
-        """The longest wait in seconds since `JobCountWriter` last read and reset this value."""
+        """The longest time, in seconds, from when a job was due until its attempt started.
+        `JobCountWriter` sets this value to 0 each time it has read the value."""
 
     def count_claim(self, job_count: int, seconds: float) -> None:
         """Count a successful claim, with the number of its jobs and its duration."""
@@ -153,7 +157,7 @@ class RunCounters:
         """Further failing kinds. They are not in `failures_by_kind`, because it already has
         `LOGGED_FAILING_KINDS_MAX` kinds."""
         self.failure_counted = asyncio.Event()
-        """Set while `failures_by_kind` contains a kind."""
+        """An event that is set while `failures_by_kind` contains a kind."""
 
     def count_ended_attempts(self, attempts: list[Attempt]) -> None:
         """Count attempts whose results were stored. Attempts that did not start are ignored."""

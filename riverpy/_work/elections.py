@@ -52,7 +52,7 @@ class ElectionManager:
     `default`, the election for the schema lease."""
 
     def __init__(self, run: RunContext, timer: Timer) -> None:
-        """Create the elections. They open no connection."""
+        """Create the elections, but do not start them. `timer` measures time and waits."""
         self.maintenance_elections = [MaintenanceElection(run, timer, run.config.domain)]
         """One election for each leader lease. The election of the client's domain is the first."""
         if run.config.domain != DEFAULT_DOMAIN:

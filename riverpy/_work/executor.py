@@ -62,8 +62,8 @@ checks whether the client may still work jobs."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """The timeout of the user's error handler, in seconds."""
 CANCEL_GRACE_PERIOD_MAX = 2.0
-"""The longest time that a cancelled job in a process gets to end by itself, if it uses
-`job.cancelled`, in seconds. Then the process is killed."""
+"""The longest time, in seconds, that a cancelled job in a child process gets to end by itself if
+its code uses `job.cancelled`. After this time, the process is killed."""
 CANCEL_GRACE_SHARE_OF_HARD_STOP = 0.3
 """A cancelled job in a process gets at most this fraction of the hard stop timeout to end, and at
 most `CANCEL_GRACE_PERIOD_MAX`."""
@@ -71,7 +71,8 @@ UNCLASSIFIED_ERROR_RETRY_DELAY = 60.0
 """Seconds until the retry of a job whose outcome could not be chosen, because of a fault in riverpy
 or in user code."""
 UNKNOWN_KIND_WORKER_AND_TIMEOUT = None, math.inf
-"""The worker and timeout of a kind without a worker: no worker, and no timeout."""
+"""The values for a job whose kind has no registered worker: None as its worker, and infinity as its
+timeout."""
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
@@ -91,9 +92,10 @@ class JobExecutor:
         job_threads: Executor | None = None,
     ) -> None:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
-        writes into the rows of running jobs. `on_error` is called with each error of a job's code.
-        If this error is the cancellation by the timeout, it is called again, with the TimeoutError.
-        `job_threads` runs blocking jobs; None: the client makes its own threads."""
+        writes into the rows of running jobs. `on_error` is called with each attempt and error of a
+        job's code. If the error is the cancellation by the job's timeout, `on_error` is called a
+        second time, with the TimeoutError. `job_threads` is the executor that runs blocking jobs;
+        None: the client makes its own threads."""
         self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store
@@ -118,9 +120,9 @@ class JobExecutor:
     def _make_middleware_stacks(
         self, plugins: PluginLists
     ) -> tuple[dict[str, MiddlewareStack | None], MiddlewareStack | None]:
-        """Return a dict with the work stack (hooks and middleware) of each kind, and the work stack
-        of unknown kinds. A work stack is None if it has no hooks and no middleware. The dict is
-        empty if all its work stacks would be None."""
+        """Return the middleware stack (hooks and middleware) of each kind, in a dict, and the
+        middleware stack for unknown kinds. A stack without hooks and middleware is None. If there
+        are no hooks and no middleware at all, the dict is empty."""
         stacks = {
             kind: self._make_middleware_stack(plugins, read_class_plugins(unit.args_type), unit)
             for kind, (unit, _) in self._worker_and_timeout_by_kind.items()
@@ -165,7 +167,7 @@ class JobExecutor:
         """Stop the idle threads and processes that work blocking jobs."""
         if "_blocking_runner" in vars(self):
             self._blocking_runner.close()
-        else:  # a job that an earlier run abandoned may have ended since, and left its process
+        else:  # a job that an earlier run abandoned may have ended: its process is idle
             self._child_processes.end_all_idle_children()
 
     def make_and_start_attempts(

@@ -17,8 +17,8 @@ _EXPIRY_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.
 def is_job_expired(metadata: str, server_time: int) -> bool:
     """Return whether a job has expired at `server_time`, which is in microseconds since 2000.
 
-    `metadata` is the job's metadata as JSON text. An expiry time in another format than that of an
-    insert with `expires_in` is ignored.
+    `metadata` is the job's metadata as JSON text. An insert with `expires_in` stores the expiry
+    time in one fixed format. An expiry time in another format is ignored.
     """
     if EXPIRES_AT_METADATA_KEY not in metadata:
         return False

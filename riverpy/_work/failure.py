@@ -41,7 +41,8 @@ FILES_THAT_CALL_JOB_CODE = {
         str(Path(__file__).parents[1] / "django" / name)
         for name in ("task_runs.py", "task_workers.py")
     ),
-    # The path is not read from `__file__`, because importing multiprocessing costs 1 MiB.
+    # These two paths are not read from the `__file__` of the modules, because an import of
+    # multiprocessing takes 1 MiB of memory.
     str(_STANDARD_LIBRARY_DIRECTORY / "concurrent" / "futures" / "thread.py"),
     str(_STANDARD_LIBRARY_DIRECTORY / "multiprocessing" / "spawn.py"),
     "<frozen runpy>",
@@ -52,7 +53,8 @@ _UNSTORABLE_CHARACTER_PATTERN = re.compile("[\0\ud800-\udfff]")
 """The characters that PostgreSQL refuses: NUL and lone surrogates."""
 
 AttemptEnding: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
-"""How an attempt ends. `stopped` means that `job_cancel` or a stop of the client cancelled it."""
+"""How an attempt ends. `stopped` means that `job_cancel` or a stop of the client has cancelled the
+attempt."""
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 

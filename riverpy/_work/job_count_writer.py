@@ -45,7 +45,7 @@ WRITE_TIMEOUT = 2.0
 LAST_WRITE_TIMEOUT = 1.0
 """The timeout of the write at the end of a run, in seconds."""
 LOCK_TIMEOUT = timedelta(seconds=1)
-"""The longest wait of a write for a locked row or table."""
+"""The `lock_timeout` of a write: how long it may wait for a locked row or table."""
 _FIRST_BUCKETS_ABOVE_WAIT_BOUNDS = [
     WAIT_TIME_BUCKET_BOUNDS.index(bound) + 1 for bound in WAIT_BOUNDS_SECONDS
 ]
@@ -54,15 +54,17 @@ longer than this bound."""
 
 
 class JobCountCollector:
-    """Finds what a run has counted since the last call of `take_counts`. It compares totals, so it
-    costs nothing for each job."""
+    """Finds what a run has counted since the last call of `take_counts`. For this, the collector
+    compares the totals of the counters with their totals at that call. So it does no work for each
+    job."""
 
     def __init__(self, counters: RunCounters) -> None:
         self._counters = counters
         self._seen: dict[QueueCounters, tuple[str, list[int], tuple[float, ...]]] = {}
-        """What the last call read from the counters of each queue: the name of the queue, the
-        buckets of the waits, and the other totals. The counters of a removed queue are read one
-        last time."""
+        """The values that `take_counts` has last read from the counters of each queue: the name of
+        the queue, the buckets of the waits, and the totals of not completed, failed and discarded
+        attempts and of the waits. After a queue is removed, the next call reads its counters once
+        more and deletes its entry."""
 
     def take_counts(self) -> list[JobCounts]:
         """Return the counts of each queue in which attempts have ended since the last call."""
@@ -110,8 +112,9 @@ class JobCountCollector:
 
 
 def make_job_count_rows(counts: Sequence[JobCounts]) -> list[JobCounts]:
-    """Return the rows to write: one for each of the busiest queues, one for all queues together,
-    and one for the other queues together. `counts` may contain a queue several times."""
+    """Return the rows to write: one for each of the `QUEUES_PER_PERIOD_MAX` busiest queues, one for
+    all queues together, and one for the remaining queues together. `counts` may contain a queue
+    several times."""
     by_queue: dict[str, list[JobCounts]] = {}
     for one in counts:
         by_queue.setdefault(one.queue, []).append(one)
@@ -138,9 +141,9 @@ class JobCountWriter:
         self._connection, self._schema = context.connections.reserved, context.schema
         self._collector = JobCountCollector(context.counters)
         self._unwritten: list[JobCounts] = []
-        """The counts of the last write if it certainly failed. The next write includes them. If it
-        fails too, they are lost. Otherwise the first write after an outage would add the counts of
-        many minutes to one minute."""
+        """The counts of the last write, if that write certainly failed. Only the next write
+        includes these counts. If that write fails too, they are lost, so that the first write after
+        an outage does not add the counts of many minutes to one minute."""
         self._taken_at = time.monotonic()
         self._delay_after_minute = random.uniform(0, DELAY_AFTER_MINUTE_MAX)  # noqa: S311 (no secret)
         self._is_running = False
@@ -168,7 +171,8 @@ class JobCountWriter:
         """Write what was counted since the last write, if anything was. The write may take
         `timeout` seconds."""
         counts, now = self._collector.take_counts(), time.monotonic()
-        # The counts belong to the minute in the middle of the time in which they were counted.
+        # The counts are stored for the minute that contains the middle of the time since the last
+        # write. `age` is the time from this middle until now.
         age = min(now - self._taken_at, SECONDS_PER_MINUTE) / 2
         self._taken_at = now
         rows = make_job_count_rows([*self._unwritten, *counts])

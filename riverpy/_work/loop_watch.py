@@ -113,9 +113,8 @@ class EventLoopWatch:
             is_logged = timestamp == self._last_warning_timestamp
             if blocked > LOOP_BLOCKED_THRESHOLD and not was_suspended and not is_logged:
                 blocking_job = self._describe_blocking_job(loop, thread_id)
-                if (
-                    timestamp != self._last_loop_timestamp
-                ):  # the loop runs again: the job may differ
+                # If the loop has run since, `blocking_job` may be a job that does not block it.
+                if timestamp != self._last_loop_timestamp:
                     continue
                 self._last_warning_timestamp, self._blocking_job_fields = timestamp, blocking_job
                 self._log.warning(
@@ -139,8 +138,9 @@ class EventLoopWatch:
         return found | {"at": " < ".join(positions)}
 
     def _find_job_of_task(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
-        """Return the job that a task runs, or the job whose code has started the task. Before
-        Python 3.12, only the first can be found."""
+        """Return the job whose attempt runs in the task, or the job whose code has started the
+        task. Before Python 3.12, a task that a job's code has started cannot be recognized, so None
+        is returned."""
         if task is None:  # the event loop runs a callback, not a task
             return None
         for attempt in self._running_attempts:

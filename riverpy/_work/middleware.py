@@ -1,4 +1,5 @@
-"""MiddlewareStack: the hooks and middleware around the attempts of one kind, outermost first.
+"""MiddlewareStack: the hooks and middleware around the attempts of jobs of one kind. In this
+drawing, each line runs inside the line above it:
 
     the worker's own middleware
       the client's middleware, then the middleware of the args class
@@ -145,8 +146,9 @@ class _AttemptRun:
     async def run_one_middleware(self, call_middleware: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware.
 
-        If the middleware awaits the inner code in another task, the timeout cancels the middleware.
-        The outer middleware still receives a TimeoutError.
+        A middleware may await its inner code (`do_inner`) in a task of its own. The timeout then
+        cancels the middleware itself, because it runs in the task of the attempt. The middleware
+        around it still receives a TimeoutError.
         """
         _, error = await self.call_and_catch_error(call_middleware)
         try:

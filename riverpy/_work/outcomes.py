@@ -28,7 +28,7 @@ most 19 digits."""
 
 
 def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
-    """Return the outcome of a snooze. The attempt does not count."""
+    """Return the outcome of a snooze. The attempt does not count towards `max_attempts`."""
     count = next_snooze_count(attempt.metadata_text)
     attempt.record_metadata(SNOOZE_COUNT_METADATA_KEY, str(count))
     return Outcome(
@@ -42,8 +42,8 @@ def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
 
 def make_interrupt_outcome(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
     """Return the outcome of an attempt that a stop of the client has interrupted. The attempt does
-    not count. `delay` is the time until the job is due again, in seconds; None: the due time does
-    not change."""
+    not count towards `max_attempts`. `delay` is the time until the job is due again, in seconds;
+    None: the due time does not change."""
     return Outcome(
         event_kind=EventKind.JOB_INTERRUPTED,
         state=JobState.AVAILABLE,
@@ -82,7 +82,8 @@ def make_failure_outcome(attempt: Attempt, text: str, trace: str, delay: float) 
 
 def set_released_outcome(attempt: Attempt) -> None:
     """Set the outcome of a claimed attempt that does not start. After a `job_cancel` the job is
-    cancelled. Otherwise the job becomes available, and the attempt does not count."""
+    cancelled. Otherwise the job becomes available, and the attempt does not count towards
+    `max_attempts`."""
     attempt.started_at, attempt.ended_at = 0.0, time.monotonic()
     if attempt.stop_cause is StopCause.JOB_CANCELLED:
         attempt.started_at = attempt.ended_at

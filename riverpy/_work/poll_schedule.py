@@ -47,7 +47,8 @@ class PollGroup:
         self._waiting[queue] = poll
 
     def remove_waiting_queue(self, queue: object) -> None:
-        """Remove a queue that no longer waits for its next poll, because it is claimed now."""
+        """Remove a queue that no longer waits for its next poll, because its producer claims jobs
+        now or stops."""
         self._waiting.pop(queue, None)
 
     def poll_waiting_queues(self) -> None:

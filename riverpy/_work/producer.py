@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 CLAIM_TIMEOUT_AFTER_STOP = 1.0
 """Seconds that a running claim may still take after a stop was requested."""
 CLAIM_SIZE_LIMIT_MIN = 100
-"""One claim requests at most this many jobs or, if that is more, half the number of slots. With
-many slots, the server thus works on a claim while jobs run."""
+"""One claim requests at most this many jobs, or half the number of slots if that is more. With many
+slots, the jobs of one claim run while the server works on the next claim."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After `EMPTY_CLAIMS_MAX` empty claims in a row, the producer waits `EMPTY_CLAIM_INTERVAL` seconds
 between two claims. Many new jobs of kinds that this client does not work can cause such claims."""
@@ -71,8 +71,8 @@ class Producer:
     _turn_seconds_max = CLAIM_TIMEOUT
     """The producer counts as stuck if a claim and the wait after it take more seconds than this."""
     _shared_claim_limit = 0
-    """How many jobs the running claim of several queues requests for this queue; 0: the claim is
-    not sent yet."""
+    """How many jobs of this queue the claimer's statement requests while it runs; 0: no statement
+    for this queue was sent."""
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class Producer:
         self._log = get_logger(queue=queue)
         self.unclaimable_jobs = UnclaimableJobs(self._claim_size_limit, CLAIM_TIMEOUT, self._log)
         self._claiming_job_id: int | None = None
-        """The id of the job of the running claim; None: the claim is for several jobs, or the id
-        was not read yet."""
+        """The id of the only job that the running claim requests; None: the claim requests several
+        jobs, or the id of the job was not read yet."""
         self._claim_cursor = ClaimCursor()
         self._claim_failure_log = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
@@ -252,7 +252,7 @@ class Producer:
             # A stop cannot cancel the claim, so check for a stop before the claim.
             await anyio.lowlevel.checkpoint_if_cancelled()
             scope.set_progress_deadline(within=self._turn_seconds_max)
-            self._is_notified = False  # set this first: a notification during the claim must count
+            self._is_notified = False  # before the claim: a notification during it must be kept
             started = time.monotonic()
             self._planned_claim_times.forget_past_times(started)
             try:
@@ -300,7 +300,7 @@ class Producer:
         if self._claimer.queue_count > 1 and not self._must_claim_alone:
             return await self._claim_with_other_queues(scope)
         retry, began = self.unclaimable_jobs.choose_job_id_to_retry(), time.monotonic()
-        # If too few slots are free after the claim, the remaining jobs are prefetched or released.
+        # Claim at least one job. If no slot is free after the claim, it is prefetched or released.
         limit = self._claim_size_limit if retry is None else 1
         wanted = min(max(self._count_jobs_to_claim(), 1), limit)
         limit, self._claiming_job_id = self.unclaimable_jobs.choose_claim_size(wanted), None
@@ -338,7 +338,7 @@ class Producer:
         )
 
     def _is_caused_by_outage(self, error: Exception) -> bool:
-        """Return whether the server answers no statements at all, so that no job caused the
+        """Return whether the server answers no statements at all. Then no job has caused the
         error."""
         tracker = self._claim_connection.outage_tracker
         return isinstance(error, TimeoutError) and tracker.is_outage_logged
@@ -376,8 +376,8 @@ class Producer:
             self._ids_cancelled_during_claim = None
 
     def choose_claim_limit(self) -> int:
-        """Return how many jobs a claim of several queues may claim; 0: none. The claimer calls this
-        just before it sends the claim."""
+        """Return how many jobs of this queue the next claim of several queues may claim; 0: none.
+        The claimer calls this just before it sends the claim."""
         scope = self._scope
         if (
             scope is None
@@ -388,7 +388,7 @@ class Producer:
         ):
             return 0
         scope.set_progress_deadline(within=self._turn_seconds_max)
-        self._is_notified = False  # a notification during the claim must count
+        self._is_notified = False  # before the claim: a notification during it must be kept
         self._planned_claim_times.forget_past_times(time.monotonic())
         self._shared_claim_limit = min(self._count_jobs_to_claim(), self._claim_size_limit)
         return self._shared_claim_limit
@@ -396,14 +396,14 @@ class Producer:
     def receive_claimed_jobs(
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
     ) -> bool:
-        """Start the jobs of a claim of several queues. Returns whether to take part in the next
-        such claim. `is_alone`: whether the claim was only for this queue."""
+        """Start jobs that the claimer has claimed. Returns whether the queue takes part in the
+        claimer's next claim. `is_alone`: whether the claim was for no other queue."""
         job_count, self._shared_claim_limit = len(rows), 0
         self._start_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
         self._ids_cancelled_during_claim = set()
         self._record_claim_metrics(job_count, seconds)
         self._record_successful_claim(job_count, limit, seconds)
-        if is_alone:  # after a slow or large claim, the next one is for this queue alone
+        if is_alone:  # after a slow or large claim, the next one is without the claimer
             self._claim_cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, job_count, seconds)
             self._claim_cursor.record_claim_and_check_backlog(WHOLE_QUEUE_RANGE, rows, limit)
         return job_count == limit and not self._fetch_cooldown and not self._must_claim_alone
@@ -479,7 +479,7 @@ class Producer:
         return len(rows)
 
     def _record_and_check_if_slow(self, part: QueueRange, row_count: int, seconds: float) -> bool:
-        """Record a claim. Return whether this queue has made its last two claims slow."""
+        """Record a claim. Return whether the last two were slow, and this queue is the cause."""
         is_slow = self._claim_cursor.record_claim_and_check_slow(part, row_count, seconds)
         if self._claimer.queue_count > 1:
             finder = self._claimer.slow_queue_finder
@@ -513,7 +513,7 @@ class Producer:
 
     def _start_claimed_jobs(self, job_rows: list[Record], cancelled_job_ids: set[int]) -> None:
         may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
-        # `resize` may have removed slots during the claim.
+        # `set_slot_count` may have removed slots during the claim.
         slots = max(self._free_slot_count, 0) if may_start else 0
         waiting = self._executor.make_and_start_attempts(job_rows, self.release_slot, slots)
         for job_id in cancelled_job_ids:

@@ -42,8 +42,8 @@ class ProgressReports:
     def add_unstored_reports(
         self, texts: Mapping[ClaimKey, str], running_claim_keys: Collection[ClaimKey]
     ) -> None:
-        """Add reports again that could not be stored. A report is dropped if its attempt has ended
-        or has reported newer progress."""
+        """Add the reports `texts` again, because they could not be stored. A report is dropped if
+        its attempt has ended or has reported newer progress."""
         kept = {key: text for key, text in texts.items() if key in running_claim_keys}
         with self._lock:
             self._text_by_claim_key = kept | self._text_by_claim_key

@@ -44,8 +44,8 @@ class ProgressWriter:
         self._log = get_logger().with_rate_limit()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write progress until stopped. Progress that is not written then is stored with the
-        results of the jobs."""
+        """Write progress until stopped. Progress that is not written before the stop is stored
+        later, with the result of its job."""
         loop, wakeup = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

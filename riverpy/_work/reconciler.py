@@ -96,9 +96,9 @@ class Reconciler:
         is_listening: Callable[[], bool],
         abandoned_claim_keys: frozenset[ClaimKey],
     ) -> None:
-        """`is_listening` returns whether notifications arrive. `abandoned_claim_keys` are the
-        attempts of earlier runs in this process whose code may still run. The reconciler does not
-        release them."""
+        """`is_listening` returns whether notifications arrive. `abandoned_claim_keys` are the claim
+        keys of attempts of earlier runs in this process whose code may still run. The reconciler
+        does not release them."""
         self._schema, self._client_id = run.schema, run.client.id
         self._reserved_connection = run.connections.reserved
         self._claim_connection = run.connections.claims
@@ -154,12 +154,13 @@ class Reconciler:
         get_name: Callable[[RowT], int | str],
     ) -> BatchSender[RowT]:
         """Return an object that sends rows in batches. If the statement for a single row fails, the
-        row is logged, and reported as skipped with `purpose`. `get_name` returns the job id or the
-        queue of a row."""
+        row is logged and skipped for a while. `skipped_rows` then contains the row, with `purpose`
+        as the purpose of the statement. `get_name` returns the job id or the queue of a row."""
         sender = BatchSender[RowT](
             BatchStatement(send_rows, get_row_id=lambda row: row),
             batch_size=AdaptiveBatchSize(ROWS_PER_STATEMENT_MAX, STATEMENT_TIMEOUT),
-            # No limit here: the client's jobs and queues are limited.
+            # The number of skipped rows needs no limit, because the client's jobs and queues are
+            # limited.
             skipped_rows=SkippedRows(),
             on_row_skipped=lambda row, error: self._log_failed_row(purpose, get_name(row), error),
         )
@@ -204,7 +205,8 @@ class Reconciler:
         self._schedule_lost_claim_check()
 
     def _schedule_lost_claim_check(self) -> None:
-        """Plan a check for the time at which a claim that fails now counts as lost."""
+        """Plan a check for lost claims. If a claim has failed just now, it counts as lost at the
+        time of this check."""
         self._failed_claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
         self._next_claim_check_at = min(self._next_claim_check_at, self._failed_claim_lost_at)
         self._wakeup.set()
@@ -434,8 +436,9 @@ class Reconciler:
         """Rescue the jobs of an earlier run with the same client id.
 
         A client with a configured id has the same id after a crash. The leader does not rescue its
-        jobs, because this run writes heartbeats under the same id. If this run is not registered,
-        it cannot recognize these jobs. They are released as lost claims.
+        jobs, because this run writes heartbeats under the same id. A job belongs to an earlier run
+        if it was claimed before this run registered itself in the table `riverpy_client`. If this
+        run is not registered, it cannot recognize these jobs, and releases them as lost claims.
         """
         registered_at = self._heartbeat.registered_at
         if registered_at is None:

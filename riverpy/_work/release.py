@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.passwords import PasswordSource
 
 RELEASE_TIMEOUT = 2.0
-"""Seconds for opening the connection and for all statements."""
+"""The timeout of the release, in seconds. It includes the connect and all statements."""
 STATEMENT_TIMEOUT = "500ms"
 """The `statement_timeout` of the connection. It is short, so that one slow row does not use up
 `RELEASE_TIMEOUT`."""
@@ -32,15 +32,16 @@ async def release_claims(
     pooled: bool,
     password: PasswordSource | None = None,
 ) -> int:
-    """Make claimed jobs available again, and return their number. Their attempts do not count. If a
-    row is slow or its update fails, the other rows are still released.
+    """Make claimed jobs available again, and return their number. Their attempts do not count
+    towards `max_attempts`. If a row is slow or its update fails, the other rows are still released.
 
     Args:
         url: the URL of the database; None: the environment variables `PG*` are used.
         schema: the schema of River's tables; None: the search path decides.
         claim_keys: the claims to release.
         pooled: whether `url` is the address of a connection pooler.
-        password: gets the password; None: the password is in the URL or the environment.
+        password: calls the user's function that returns the password; None: the password is in the
+            URL or the environment.
 
     Raises:
         Exception: one of DATABASE_ERRORS, if no job was released.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 NOTIFY_TIMEOUT = 10.0
-"""Seconds for one statement."""
+"""The timeout of one statement, in seconds."""
 
 
 class ResultNotifier:
@@ -44,9 +44,9 @@ class ResultNotifier:
         self._queues.update(queues)
 
     def add_awaited_ended_jobs(self, attempts: Iterable[Attempt]) -> None:
-        """For each attempt that has ended its job, add the job if a client waits for it. The
-        metadata of such a job has a special key. Most jobs have empty metadata, so that is checked
-        first."""
+        """Add the jobs that have ended and for whose end a client waits. The metadata of such a job
+        contains the key `NOTIFY_END_METADATA_KEY`. Most jobs have empty metadata, so the method
+        checks for empty metadata first."""
         for attempt in attempts:
             if (
                 (text := attempt.metadata_text) != "{}"

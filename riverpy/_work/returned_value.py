@@ -1,4 +1,4 @@
-"""Records the value that the function of a job returns as the output of the job."""
+"""Records the return value of a job's function as the job's output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def record_returned_value(job: Job[object], value: object) -> None:
-    """Record the value that a job's function returned as the output of the job. Do nothing if the
+    """Record the return value of a job's function (`value`) as the job's output. Do nothing if the
     value is None, or if the function has recorded an output itself.
 
     Raises:

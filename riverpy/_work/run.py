@@ -85,10 +85,10 @@ reindexer has to drop an index that it has not completed."""
 DRAIN_POLL_INTERVAL = 0.05
 """Seconds between two checks whether the queues are empty. Only a run with `drain` checks this."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
-"""Seconds for the statement that checks the queues."""
+"""The timeout of the statement that checks whether the queues are empty, in seconds."""
 LOOP_LAG_THRESHOLD = 1.0
-"""Seconds. If the event loop is late by more than this, all deadlines for the progress of services
-are extended."""
+"""If the event loop is late by more than this many seconds, all progress deadlines are extended by
+the delay. A service that makes no progress before its progress deadline counts as stuck."""
 
 
 class ClientRun:
@@ -275,7 +275,7 @@ class ClientRun:
             for seconds in message.seconds:
                 self._schedule_claim(message.queue, seconds)
 
-    # -- callbacks for the parts
+    # -- callbacks that the parts of this run call
 
     def _is_listening(self) -> bool:
         """Whether the client is known to receive notifications."""
@@ -312,8 +312,8 @@ class ClientRun:
             self._election_manager.resync()
 
     def _collect_skipped_rows(self) -> list[SkippedRowReport]:
-        """Return the rows that the client skips for a while, because the statements for them
-        failed. They are rows of jobs, results and maintenance."""
+        """Return the rows that the client skips for a while, because statements on these rows
+        failed: claims, results, checks of the reconciler and maintenance."""
         return [
             *make_skipped_row_reports("claim", self.queues.skipped_jobs),
             *make_skipped_row_reports(
@@ -470,7 +470,8 @@ class ClientRun:
                 await self.queues.start_producers(claiming)
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
-            # The heartbeat reports for which leases this client is a standby.
+            # The heartbeat reports for which leases this client is a standby. This has changed, so
+            # report soon.
             self._heartbeat.request_early_heartbeat()
             if not self._stop_requested.is_set():
                 self.state = "working"
@@ -519,9 +520,10 @@ class ClientRun:
 
     async def _are_queues_empty(self) -> bool:
         """Return whether no job is running or available, and no result waits to be stored. The
-        statement uses the connection for claims, so that no claim starts a job at the same time. A
-        job may start while this waits for the connection, so `_is_busy` is checked again."""
-        if self._is_busy:  # check this first: the statement would delay claims
+        query for available jobs uses the connection for claims, so that no claim runs at the same
+        time. A job may start during the wait for this connection, so `_is_busy` is checked
+        again."""
+        if self._is_busy:  # check this first: the statement below delays claims
             return False
         try:
             async with self._connections.claims.acquire(

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from riverpy.config import QueueConfig
 
 PRODUCER_STOP_TIMEOUT = 5.0
-"""Seconds that the producer of a removed queue may take to stop. After a stop request, a running
-claim may take one second more."""
+"""Seconds that the producer of a removed queue may take to stop. The stop of a producer includes a
+running claim, which may take one second after the stop request."""
 
 
 class RunQueueManager:
     """The queues of one run. `producers` has the producer of each queue by the name of the queue. A
-    removed queue stays in it until its producer has stopped."""
+    removed queue stays in `producers` until its producer has stopped."""
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class RunQueueManager:
         """Add a queue, and start to claim its jobs.
 
         Raises:
-            QueueAlreadyAddedError: the queue is being added or removed.
+            QueueAlreadyAddedError: another call is adding or removing the queue. The caller must
+                check whether the client works the queue already.
             ClientStateError: the run is starting or stopping.
             Exception: `prepare` failed.
         """
@@ -155,10 +156,11 @@ class RunQueueManager:
     async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
-        """Stop claiming jobs of a queue, and wait at most `timeout` until its running jobs have
-        ended and their results are stored. UNSET means the soft stop timeout; None means no limit.
-        The wait includes jobs that are still running after an earlier removal of this queue. Return
-        the ids of the jobs that are still running, and the number of results that are not stored.
+        """Stop claiming jobs of a queue, and wait until its running jobs have ended and their
+        results are stored. The wait takes at most `timeout`, a timedelta. UNSET means the soft stop
+        timeout; None means no limit. The wait includes jobs that are still running after an earlier
+        removal of this queue. Return the ids of the jobs that are still running, and the number of
+        results that are not stored.
 
         Raises:
             QueueNotFoundError: the run does not work this queue.
