@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MODEL_MODULES = {"pydantic.main", "pydantic.v1.main"}
 _SECRET_TYPES = {"Secret", "SecretStr", "SecretBytes"}
 _MASKED_SECRET = "*" * 10
-"""What pydantic writes in place of a secret."""
+"""The text that pydantic writes in place of a secret."""
 _UNDECODABLE_SCHEMA_TYPES = {"is-instance", "is-subclass", "callable"}
 """The types in pydantic's core schema whose values cannot be decoded from JSON."""
 _NON_OBJECT_SCHEMA_TYPES = {
@@ -47,7 +47,8 @@ def is_model_class(cls: object) -> bool:
 
 
 def dump_model(model: object, *, as_args: bool = False) -> object:
-    """Convert a model to JSON values. Fields have the names of their aliases.
+    """Convert a model to JSON values. In the result, a field has its alias as its key, or its name
+    if it has no alias.
 
     Args:
         model: the model.
@@ -157,7 +158,7 @@ def get_model_field_names(cls: type[Any]) -> list[tuple[str, str]]:
 
 
 def get_model_field_annotations(cls: type[Any]) -> dict[str, Any]:
-    """Return the annotation of each field, with its `Annotated` marks."""
+    """Return the annotation of each field, including the metadata of `Annotated`."""
     return {name: field.rebuild_annotation() for name, field in cls.model_fields.items()}
 
 
@@ -183,8 +184,8 @@ def _require_pydantic_2(cls: type[Any]) -> None:
 
 
 def _check_field_types(cls: type[Any], path: str, checked: set[type[Any]]) -> None:
-    """Check that no field of a model, dataclass or Struct is a secret, and that pydantic can read
-    each field that it writes. Check the classes of its fields, too."""
+    """Raise TypeError if a field of a model, dataclass or Struct is a secret, or if pydantic could
+    not read a field that it has written. Check the classes of the fields, too."""
     if cls in checked:
         return
     checked.add(cls)
@@ -207,7 +208,7 @@ def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
         names = list(getattr(cls, "__annotations__", ()))
     try:
         hints = get_type_hints(cls) if names else {}
-    except (NameError, TypeError):  # pydantic or msgspec reports this error
+    except (NameError, TypeError):  # no check here: pydantic or msgspec itself reports this error
         return []
     return [(name, hints.get(name)) for name in names]
 
@@ -223,8 +224,8 @@ def _iterate_classes(annotation: Any) -> Iterator[type[Any]]:
 
 
 def _check_aliases(cls: type[Any], path: str) -> None:
-    """Check that pydantic reads each field from the name under which it writes the field. Otherwise
-    the value would be lost, or the args could not be decoded."""
+    """Raise TypeError if pydantic reads a field from another name than the name under which it
+    writes the field. Otherwise the value would be lost, or the args could not be decoded."""
     config: Any = cls.model_config
     for name, field in cls.model_fields.items():
         written = field.serialization_alias or name
@@ -260,8 +261,9 @@ def _is_secret_class(cls: type[Any]) -> bool:
 
 
 def _require_lossless_value(value: Any, keys: tuple[str | int, ...]) -> None:
-    """Raise ModelValueError if pydantic would write a part of this value as another value. `keys`
-    lead from the model to the value."""
+    """Raise ModelValueError if a part of this value is a secret, NaN or infinite. pydantic would
+    write asterisks or null instead, so the value would be lost. `keys` lead from the model to the
+    value."""
     for key, part in _list_keys_and_items(value):
         _require_lossless_value(part, (*keys, key))
     if isinstance(value, float) and not math.isfinite(value):

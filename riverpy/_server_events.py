@@ -1,12 +1,12 @@
-"""Server-sent events: encodes one event, and detects that the web server is stopping."""
+"""Server-sent events: encodes one event, and detects when the web server is stopping."""
 
 from __future__ import annotations
 
 import signal
 
 SERVER_STOP_POLL_INTERVAL = 0.5
-"""The interval in seconds at which open streams and long reads check whether the web server is
-stopping."""
+"""Seconds between two checks whether the web server is stopping. Open event streams and running
+checks of the dashboard poll this, so that they end in time."""
 
 
 def encode_server_sent_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
@@ -25,9 +25,9 @@ def _join_lines(text: str) -> str:
 
 
 def is_uvicorn_stopping() -> bool:
-    """Whether uvicorn runs this process and is stopping. It waits for open streams, so they must
-    end by themselves then. This function finds uvicorn's server object through the signal handler,
-    which is a method of the object."""
+    """Whether uvicorn runs this process and is stopping. uvicorn waits until open streams have
+    ended, so each stream must poll this function and end itself. The signal handler is a method of
+    uvicorn's server object. Through this method, the function finds the object."""
     for number in (signal.SIGINT, signal.SIGTERM):
         server = getattr(signal.getsignal(number), "__self__", None)
         if getattr(server, "should_exit", False) is True:

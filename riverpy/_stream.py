@@ -98,7 +98,7 @@ def check_stream_size(size: int) -> None:
     """Check the size of a stream, i.e. the maximum number of items that wait for the reader.
 
     Raises:
-        ConfigError: `size` is not a whole number from 1.
+        ConfigError: `size` is not an int of at least 1.
     """
     if type(size) is not int or size < 1:
         raise ConfigError(f"the size of a subscription is a whole number from 1, got {size!r}")

@@ -1,7 +1,7 @@
 """SkippedRows: rows that riverpy skips for a while.
 
-A row is skipped when a statement with only this row has failed. It is tried again later, in a
-statement of its own, so that it does not make other rows fail. The delay doubles after each
+A row is skipped when a statement for this row alone has failed. The row is tried again later, again
+in a statement of its own, so that it does not make other rows fail. The delay doubles after each
 failure.
 """
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_MIN = 1.0
 RETRY_DELAY_MAX = 60.0
-"""The default of the longest delay between two tries, in seconds. The first delay is
+"""The default of the longest delay between two tries of a row, in seconds. The first delay is
 `RETRY_DELAY_MIN`."""
 LOCKED_ROW_RETRY_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
 RETRY_PAUSE_FACTOR = 4
-"""After a failed retry, retries pause for this multiple of the time that the retry took. With 4,
-retries of slow rows take at most a fifth of the time."""
+"""After a failed retry, further retries wait for this multiple of the time that the failed retry
+took. With 4, retries use at most a fifth of the time (1 of 1 + 4), even if each one is slow. Rows
+that have failed only once do not wait."""
 
 RowT = TypeVar("RowT")
 
@@ -35,28 +36,31 @@ class SkippedRowReport(NamedTuple):
     statement_purpose: str
     """The purpose of the statement, for example `result` or `claim`."""
     row_name: str
-    """The id of the job, or the key of another row."""
+    """The id of the job. If the row is not a job: the key of the row."""
     error: str
     failure_count: int
     first_failed_at: float
-    """When a statement with only this row first failed, in the client's monotonic seconds."""
+    """When a statement for this row alone first failed, in seconds of the client's monotonic
+    clock."""
 
 
 class SkippedRow(NamedTuple, Generic[RowT]):
-    """One skipped row. Times are monotonic seconds."""
+    """A row that is skipped until its next try, because a statement for this row alone failed.
+    Times are monotonic seconds."""
 
     row: RowT
     error: str
     first_failed_at: float
-    """When a statement with only this row first failed."""
+    """When a statement for this row alone first failed."""
     failure_count: int
-    """How often a statement with only this row has failed."""
+    """The number of times that a statement for this row alone has failed."""
     next_retry_at: float
     """The time of the next try."""
 
 
 class SkippedRows(Generic[RowT]):
-    """The skipped rows of one kind of statement, each under a key."""
+    """The skipped rows of one kind of statement. A key identifies each row, for example the id of a
+    job."""
 
     def __init__(
         self,
@@ -66,11 +70,12 @@ class SkippedRows(Generic[RowT]):
         retry_delay_max: float | None = None,
         read_clock: Callable[[], float] | None = None,
     ) -> None:
-        """Create the object without rows.
+        """Create an empty collection.
 
         Args:
-            row_count_max: `is_full` is True from this number of rows. None: no limit.
-            retry_delay_min: seconds until the second try. None: `RETRY_DELAY_MIN`.
+            row_count_max: the number of rows at which `is_full` becomes True. None: no limit.
+            retry_delay_min: the delay after the first failure of a row, in seconds. None:
+                `RETRY_DELAY_MIN`.
             retry_delay_max: the longest delay in seconds. None: `RETRY_DELAY_MAX`.
             read_clock: returns the time, in seconds. None: monotonic time.
         """
@@ -91,7 +96,8 @@ class SkippedRows(Generic[RowT]):
 
     @property
     def is_full(self) -> bool:
-        """Whether no more rows should be skipped."""
+        """Whether the limit `row_count_max` is reached. The caller should then skip no further
+        rows."""
         return len(self._rows_by_key) >= self._row_count_max
 
     @property
@@ -102,7 +108,7 @@ class SkippedRows(Generic[RowT]):
     def add_failure(
         self, key: Hashable, row: RowT, error: Exception, statement_seconds: float
     ) -> SkippedRow[RowT]:
-        """Record that a statement with only this row has failed after `statement_seconds`. The row
+        """Record that a statement for this row alone has failed after `statement_seconds`. The row
         is skipped until its next try. Call this for the first failure and for each later one."""
         now = self._current_time()
         known = self._rows_by_key.get(key)
@@ -164,7 +170,7 @@ def make_skipped_row_reports(
     row_name: Callable[[RowT], object] = str,
 ) -> list[SkippedRowReport]:
     """Return reports on the rows that failed more than once, for operators. `statement_purpose` is
-    the purpose of the statement. `row_name` returns the id of a row."""
+    the purpose of the statement. `row_name` returns the id or key of a row."""
     return [
         SkippedRowReport(
             statement_purpose,

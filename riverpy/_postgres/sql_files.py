@@ -16,7 +16,7 @@ starts a block. A block may have these marks:
   for all three blocks, a generic plan would not use the index on the queue.)
 - A line `-- when NAME: SQL` is a conditional part. The statement has it only if the caller names
   this part. `-- when NAME, NAME: SQL` needs one of these names. So a statement has exactly the
-  conditions that its caller needs, and every plan can use their indexes.
+  conditions that its caller needs, and PostgreSQL can use the indexes for these conditions.
 
 A block without includes and conditional parts can be run in psql without changes.
 """
@@ -62,7 +62,8 @@ _FINITE_TIME_SQL = (
     rf"(case when \1 < {_TIME_MIN_SQL} then {_TIME_MIN_SQL} "
     rf"when \1 > {_TIME_MAX_SQL} then {_TIME_MAX_SQL} else \1 end)"
 )
-"""The SQL expression that limits a timestamp to the years that Python supports."""
+"""The SQL expression that replaces the mark `/* finite */ (x)`. Its value is `x`, or the nearest
+supported time if Python does not support the year of `x`."""
 
 
 CACHED_QUERIES_MAX = 1_000
@@ -130,8 +131,9 @@ def lists_by_field(rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def splice_schema(text: str, schema: str | None) -> str:
-    """Replace the marks for the schema in an SQL text. If `schema` is None, the names of tables get
-    no schema, so that the search path applies."""
+    """Replace the schema marks (`/* schema */` and `/* schema of TABLE */ …`) in an SQL text with
+    the name of the schema. If `schema` is None, table names get no schema, so PostgreSQL uses its
+    search path."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
     def schema_of(match: re.Match[str]) -> str:
@@ -159,7 +161,9 @@ def load_statements(file: str) -> dict[str, str]:
 
 
 def _replace_marks_and_drop_comments(body: str) -> str:
-    """Replace the marks in a block, except the marks for the schema, and drop comment lines."""
+    """Insert the included blocks, replace the `/* finite */` marks with SQL, and drop comment lines
+    and the semicolon. The schema marks and the conditional parts stay, because they depend on the
+    caller."""
     body = _INCLUDE_PATTERN.sub(lambda match: load_statements(match[1])[match[2]], body)
     body = _COMMENT_LINE_PATTERN.sub("", body)
     return _FINITE_TIME_PATTERN.sub(_FINITE_TIME_SQL, body).strip().rstrip(";")
@@ -173,8 +177,8 @@ def get_query(file: str, name: str, schema: str | None) -> Query:
 
 @lru_cache(maxsize=CACHED_QUERIES_MAX)
 def get_query_with_parts(file: str, name: str, schema: str | None, parts: frozenset[str]) -> Query:
-    """Return the block `name` of `sql/queries/<file>.sql` for this schema. Of its conditional
-    parts, it has only those with a name in `parts`."""
+    """Return the block `name` of `sql/queries/<file>.sql` for this schema. A conditional part of
+    the block is left out, except if `parts` contains one of its names."""
 
     def choose(match: re.Match[str]) -> str:
         is_chosen = not parts.isdisjoint(match[1].split(", "))
@@ -212,8 +216,8 @@ async def fetch_for_queues(
     /,
     **values: object,
 ) -> list[Record]:
-    """Run the form of the block `name` that handles the queues of `queue_filter`, and return all
-    rows. None: the statement handles all queues."""
+    """Run the block `name` for the queues of `queue_filter`, and return all rows. If `queue_filter`
+    is None, the statement handles all queues. The block must have a line `-- queues: column`."""
     if queue_filter is not None:
         name += "_in_queues" if queue_filter.is_allow_list else "_except_queues"
         values["queues"] = queue_filter.queues

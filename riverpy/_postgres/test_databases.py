@@ -69,7 +69,7 @@ async def unlock_template(connection: Transaction, run: int) -> None:
 
 
 async def disable_idle_session_timeout(connection: Transaction) -> None:
-    """Prevent that the server ends this session because it is idle."""
+    """Prevent the server from ending this session when it is idle."""
     await _get_statement("stay_connected").execute(connection)
 
 

@@ -1,5 +1,6 @@
-"""Checks and savepoints for transactions of callers. A caller passes a transaction as `tx=`, or to
-a fence, which lets it commit only while a lease is held."""
+"""Checks and savepoints for the transactions of callers. A caller passes a transaction as `tx=` to
+a call of riverpy, or passes it to a fence. A fence lets a transaction commit only while the process
+holds a lease."""
 
 from __future__ import annotations
 
@@ -52,13 +53,14 @@ TRANSACTION_ABORTED_ERROR_TEXT = (
 
 def validate_tx(tx: object) -> Transaction:
     """Check a caller's argument `tx`, without a round trip. Return a connection of asyncpg
-    unchanged. For another library, return an adapter with those methods of asyncpg's connection
-    that statements use.
+    unchanged. For another library, return an adapter with the same methods for statements (see
+    `CallerSession`).
 
     Raises:
         TypeError: riverpy does not know the type of `tx`, or `tx` is blocking in an async client,
             or async in a blocking client.
-        TransactionError: the connection is closed, or its transaction is aborted, or none is open.
+        TransactionError: the connection is closed, or its transaction is aborted, or no transaction
+            is open. (Django allows statements without a transaction.)
     """
     connection = _adapt_if_needed(tx)
     if connection is None:
@@ -85,7 +87,7 @@ def _adapt_if_needed(tx: object) -> Transaction | None:
     Return None if riverpy does not know the type of `tx`."""
     if is_asyncpg_connection(tx):
         return tx
-    # The adapter has those methods of asyncpg's connection that statements use.
+    # An adapter is not a connection of asyncpg, but has the same methods for statements.
     return cast("Transaction | None", adapt_session(tx))
 
 
@@ -112,7 +114,7 @@ def _validate_async_or_blocking(connection: Transaction, tx: object) -> None:
 
 
 def is_blocking_transaction(tx: object) -> bool:
-    """Whether `tx` is a connection or session for blocking code. A text is one, because it is an
+    """Whether `tx` is a connection or session for blocking code. A str counts as one: it is an
     alias of Django's DATABASES."""
     if isinstance(tx, str):
         return True
@@ -129,8 +131,8 @@ def run_at_once_if_blocking(
 
 
 def get_pooler_remedy(connection: Transaction) -> str:
-    """Return what the caller must set if its connection leads to a pooler in transaction mode, for
-    error texts."""
+    """Return the part of an error text that describes what the caller must set if its connection
+    leads to a pooler in transaction mode."""
     if isinstance(connection, CallerSession):
         return connection.pooler_remedy
     return "make the connection given as tx with statement_cache_size=0"
@@ -210,9 +212,10 @@ async def flush_session(tx: object) -> None:
 async def run_caller_function(
     connection: Transaction, function: Callable[[Any], Awaitable[ResultT]], tx: object
 ) -> ResultT:
-    """Call the caller's function and await it. Its argument is `tx`. If `tx` is None, its argument
-    is the library's own connection: `connection`, or the one behind it if `connection` is an
-    adapter."""
+    """Call the caller's function and await it. The function receives `tx`. If `tx` is None, it
+    receives riverpy's own connection. If `connection` is an adapter, the function runs in a
+    savepoint of the library, and never receives the adapter, but the connection or session behind
+    it."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
             return await call_async_function(
@@ -254,8 +257,13 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
 
 
 def validate_fence_connection(connection: object) -> Transaction:
-    """Check the connection for a fence, without a round trip. Return it, or its adapter. Raise
-    TransactionError if riverpy does not know its type, or if no transaction is open."""
+    """Check a connection that a caller passes to a fence, without a round trip. Return a connection
+    of asyncpg unchanged, or the adapter of another library's connection.
+
+    Raises:
+        TypeError: the connection is blocking in an async client, or async in a blocking client.
+        TransactionError: riverpy does not know its type, or no transaction is open.
+    """
     adapted = _adapt_if_needed(connection)
     if adapted is None:
         raise TransactionError(
@@ -272,7 +280,7 @@ def validate_fence_connection(connection: object) -> Transaction:
 
 
 def make_savepoint_error() -> TransactionError:
-    """Return the error for a fence that was called in a savepoint."""
+    """Return the error for a fence that was called while a savepoint was open."""
     return TransactionError(
         "a fence in a savepoint ends if the savepoint is rolled back, and the transaction would go "
         "on without it: call it in the outermost transaction, before any nested "
@@ -282,8 +290,9 @@ def make_savepoint_error() -> TransactionError:
 
 
 async def require_no_savepoint(connection: Transaction) -> None:
-    """Raise TransactionError if a savepoint is open in which a row was locked or written. The
-    caller checks this after a fence on River's leader row."""
+    """Raise TransactionError if a savepoint is open in which a row was locked or written. A fence
+    on River's leader row calls this at its end, because a rollback to such a savepoint would undo
+    the fence."""
     if await _fetch_value(connection, "session_in_savepoint"):
         raise make_savepoint_error()
 
@@ -300,9 +309,9 @@ async def make_wrong_database_error(connection: Transaction, lease: str) -> Tran
 
 
 async def require_read_committed(connection: Transaction) -> None:
-    """Raise TransactionError if the isolation level is not READ COMMITTED. The caller checks this
-    before a fence on River's leader row: an older snapshot would not show that the lease was
-    renewed."""
+    """Raise TransactionError if the isolation level is not READ COMMITTED. A fence on River's
+    leader row (the lease of the leader of `default`) calls this at its start: at a higher level, an
+    older snapshot would not show that the leader has renewed its lease."""
     isolation = await _fetch_value(connection, "session_isolation")
     if isolation != "read committed":
         raise TransactionError(

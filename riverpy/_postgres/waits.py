@@ -14,21 +14,23 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 NOTIFY_END_METADATA_KEY = "riverpy:notify"
-"""The metadata key that marks a job for whose end a caller waits."""
+"""The metadata key of a job that a caller waits for. It requests a notification when the job
+ends."""
 JOB_END_TOPIC = "riverpy_job"
-"""The topic of notifications about the ends of marked jobs."""
+"""The topic of the notifications that jobs with `NOTIFY_END_METADATA_KEY` have ended."""
 JOBS_PER_PAYLOAD_MAX = 200
 """The maximum number of jobs in a notification. A payload has at most 7,999 bytes. A job takes at
 most 35 of them: an id of 19 digits, a state and punctuation."""
 
 
 class WaitedJobState(NamedTuple):
-    """The state of a job for whose end a caller waits."""
+    """The state of a job that a caller waits for."""
 
     id: int
     state: str
     is_marked: bool
-    """Whether a notification is sent when the job ends."""
+    """Whether the job has `NOTIFY_END_METADATA_KEY`, so that a notification is sent when it
+    ends."""
 
 
 class JobEndMessage(msgspec.Struct):
@@ -49,9 +51,9 @@ async def job_get_states(
 async def job_get_states_and_mark_waited(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[WaitedJobState]:
-    """Return the states of the jobs with these ids. Jobs that do not exist are left out. Mark the
-    jobs that no client has claimed: the client that claims a marked job sends a notification when
-    the job ends."""
+    """Return the states of the jobs with these ids, and mark the jobs that no client has claimed
+    yet. The client that claims a marked job sends a notification when the job ends. Jobs that do
+    not exist are left out. A job whose row another session has locked is not marked."""
     query = get_query("riverpy_wait", "wait_states_and_mark", schema)
     return [WaitedJobState(*row) for row in await query.fetch(connection, id=ids)]
 

@@ -52,8 +52,9 @@ class DomainMap:
         return {member.client_id for member in self.live_members if member.domain != DEFAULT_DOMAIN}
 
     def last_leader(self, domain: str) -> DomainLeader | None:
-        """Return the current leader of a domain, or else the last one. Return None if the domain
-        never had a leader. For `@schema`, return the holder of the schema lease."""
+        """Return the current leader of a domain, or the last leader if there is none now. Return
+        None if no leader is recorded. `@schema` is not a domain, but the name of the schema lease:
+        for this name, return the current or last holder of the lease."""
         return next((lead for lead in self.leaders if lead.domain == domain), None)
 
     def current_leader(self, domain: str) -> DomainLeader | None:
@@ -66,16 +67,17 @@ class DomainMap:
         return self.current_leader(domain) is not None
 
     def owned_queues(self, domain: str) -> list[QueueOwnerStatus]:
-        """Return the queues that a domain owns. The domain is not `default`, which owns no
-        queues."""
+        """Return the queues that a domain owns. For `default`, which owns no queues, the list is
+        empty."""
         return [row for row in self.queue_owners if row.domain == domain]
 
     def has_had_client(self, domain: str) -> bool:
-        """Return whether a domain that owns queues has ever had a client.
+        """Return whether a domain has ever had a client. Call this only for a domain that owns
+        queues.
 
         An operator can assign a queue to a domain that has no clients. riverpy then stores an old
-        heartbeat time with the queue, so that the queue is orphaned at once. This method recognizes
-        that time.
+        heartbeat time with the queue, so that the queue is orphaned at once. If the queues of the
+        domain have only such a time, this method returns False.
         """
         owned = self.owned_queues(domain)
         last_seen_at = max(row.last_seen_at for row in owned)
@@ -127,7 +129,8 @@ async def read_domains_if_permitted(
     """Read all domains, or return None if the role may not read their tables. A role does not need
     this privilege if all clients are in domain `default`.
 
-    The statements run in a savepoint, so an open transaction remains usable after the error.
+    The statements run in a savepoint. So an open transaction of the caller remains usable if the
+    server refuses a statement because of the missing privilege.
     """
     try:
         async with connection.transaction():

@@ -1,7 +1,8 @@
-"""LeaseReportMap: which live clients stand by for each lease, and the lag that each holder has
-reported.
+"""LeaseReportMap: which live clients stand by for each lease, and the lag that each holder of a
+lease has reported.
 
-A client stands by for a lease if it would acquire the lease when the lease is free.
+A client stands by for a lease if it would acquire the lease when the lease is free. The lag is how
+much work under the lease the holder has not done yet.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def leader_lease_name(domain: str) -> str:
-    """Return the name of the lease of a domain's leader, as lease reports use it. `domain` may also
-    be `@schema`, the name of the schema lease."""
+    """Return the name of the lease of a domain's leader, as clients write it in their lease
+    reports. If `domain` is `@schema`, which is the name of the schema lease and not of a domain,
+    return it unchanged."""
     return domain if domain in {DEFAULT_DOMAIN, SCHEMA_LEASE_NAME} else domain_lease_name(domain)
 
 
@@ -34,7 +36,8 @@ class LeaseReportMap:
 
     clients_by_lease: Mapping[str, Sequence[ReportingClient]]
     """For each lease, the clients that stand by for it, in the order of their starts. The key is
-    the name of the lease in the table."""
+    the name of the lease in table `riverpy_lease`, or `default` for the lease of the leader of that
+    domain."""
     clients_by_id: Mapping[str, ReportingClient]
     client_ids_without_report: frozenset[str]
     """The live clients whose report is missing or incomplete. They may stand by for any lease."""
@@ -50,8 +53,9 @@ class LeaseReportMap:
         return [client.client_id for client in self.standby_clients(name, holder=holder)]
 
     def find_reported_lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
-        """Return the lag that the holder of a lease last reported in its current term. Return None
-        if it reported no lag, or if there is no holder."""
+        """Return the lag that the holder of a lease last reported: how much work under the lease it
+        has not done yet. Return None if there is no holder, or if the holder has reported no lag
+        since it acquired the lease. `epoch` is the number of the holder's current term."""
         client = None if holder is None else self.clients_by_id.get(holder)
         if client is None or client.report is None:
             return None
@@ -78,7 +82,8 @@ def find_lease_reports(
     lease_map: LeaseReportMap | None, name: str, *, holder: str | None, epoch: int
 ) -> LeaseReports:
     """Return what the live clients have reported about a lease. `name` is the name of the lease in
-    the table. `holder` is the current holder, or None."""
+    table `riverpy_lease`, including its prefix. `holder` is the id of the current holder, or None.
+    `epoch` is the number of the current term."""
     if lease_map is None:
         return LeaseReports(None, None)
     return LeaseReports(

@@ -32,7 +32,7 @@ class SkippedRow(msgspec.Struct, frozen=True):
     error: str
     tries: int
     failing_since: str = msgspec.field(name="since")
-    """The time at which the operation first failed for this row alone, as an RFC 3339 text."""
+    """The time at which a statement for only this row first failed, as an RFC 3339 text."""
 
 
 class SkippedRowsReport(msgspec.Struct, frozen=True):
@@ -142,9 +142,10 @@ async def run_job_statement_despite_damage(
     """Run a statement that reads jobs with these states, even if some of the jobs are damaged.
     Return its result.
 
-    `damaged_job_errors` maps the ids of known damaged jobs to the server's errors. The function
-    adds the damaged jobs that it finds. `statement` gets the ids as `damaged_job_ids` and does not
-    read the wide columns of these jobs.
+    `damaged_job_errors` maps the ids of known damaged jobs to the server's errors. This function
+    adds the damaged jobs that it finds. It passes the ids of all damaged jobs to `statement` as
+    `damaged_job_ids`, and `statement` must not read the wide columns (args, errors, metadata) of
+    these jobs.
     """
     result, found = await read_jobs_despite_damage(
         connection,

@@ -76,7 +76,8 @@ def format_waiting_count(
 
 
 def format_names(names: Iterable[str]) -> str:
-    """Return a text with the first names in quotes, and the number of the remaining names."""
+    """Return a text with at most `SHOWN_NAMES_MAX` of the names, in quotes and in their order, and
+    with the number of the remaining names."""
     return _format_list([f'"{value}"' for value in names])
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def make_missing_job_error(job_id: int) -> NotFoundError:
-    """Return the error for a job whose row a wait or a watch does not find."""
+    """Return the error for a job that a caller waits for or follows, if the row of the job does not
+    exist."""
     return NotFoundError(
         f"there is no job {job_id}: it was deleted, or the transaction of its insert is not "
         "committed"
@@ -28,7 +29,7 @@ class JobWaitCall:
 
     def __init__(self, job_ids: Iterable[int]) -> None:
         self.waiting_ids = dict.fromkeys(job_ids)
-        """The ids of the jobs that have not ended, in the order of the call."""
+        """The ids of the jobs that have not ended, in the order in which the caller passed them."""
         self.row_by_id: dict[int, JobRow] = {}
         """The rows of the jobs that have ended."""
         self.error: Exception | None = None
@@ -49,9 +50,13 @@ class JobWaitCall:
     def get_rows_or_raise(
         self, timeout: float, last_states: Mapping[int, JobState], read_error: str | None
     ) -> dict[int, JobRow]:
-        """Return the rows of the jobs by id, after the wait has ended or timed out. The arguments
-        are details for a WaitTimeoutError. `read_error` is why the database cannot be read now, or
-        None.
+        """Return the rows of the jobs by id. Call this when the wait has ended or timed out.
+
+        Args:
+            timeout: the timeout of the call in seconds, for the WaitTimeoutError.
+            last_states: the last known states of jobs by id, for the WaitTimeoutError.
+            read_error: why the database cannot be read now, for the WaitTimeoutError. None: it can
+                be read.
 
         Raises:
             WaitTimeoutError: a job has not ended.

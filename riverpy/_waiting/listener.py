@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from riverpy._postgres.notifier import Notifier
 
 UNUSED_LISTENER_TIMEOUT = 10.0
-"""The connection is closed this many seconds after the last subscriber has ended."""
+"""The listener closes its own connection this many seconds after its last subscriber has left, i.e.
+after the last `with` block of `listening` has ended."""
 RECONNECT_DELAY_MIN = timedelta(milliseconds=100)
 RECONNECT_DELAY_MAX = timedelta(seconds=5)
 
 
 class _Subscriber(NamedTuple):
-    """A subscriber: the arguments of one call of `listening`."""
+    """One subscriber of a topic. Each call of `SharedListener.listening` makes one."""
 
     topic: str
     callback: Callable[[str], None]
@@ -42,7 +43,7 @@ class SharedListener:
 
     While the client works jobs, the listener uses the connection on which the client listens for
     its work. Otherwise it opens its own connection for the first subscriber, and closes it
-    `UNUSED_LISTENER_TIMEOUT` seconds after the last subscriber has ended.
+    `UNUSED_LISTENER_TIMEOUT` seconds after the last subscriber has left.
 
     The listener replaces a lost connection. While there is no connection, and with `poll_only`,
     `is_listening_on` returns False, and the subscribers poll the database.
@@ -53,8 +54,14 @@ class SharedListener:
         make_notifier: Callable[[], Notifier | None],
         outage_tracker: ConnectionOutageTracker,
     ) -> None:
-        """`make_notifier` makes the notifier (the object that listens) for the time while the
-        client works no jobs. It returns None if the client's settings forbid LISTEN."""
+        """Create a listener without a connection.
+
+        Args:
+            make_notifier: makes the listener's own notifier (the object that listens on a
+                connection). It is used while the client works no jobs. The function returns None if
+                the client's settings forbid LISTEN.
+            outage_tracker: records when the own notifier cannot connect.
+        """
         self._make_notifier = make_notifier
         self._outage_tracker = outage_tracker
         self._subscribers: list[_Subscriber] = []
@@ -90,8 +97,8 @@ class SharedListener:
         Args:
             topic: the topic, without the schema.
             callback: called with the payload of each notification.
-            on_resync: called when LISTEN has started, and after each reconnect. Notifications
-                before this call may be lost, so the callback must cause a read of the database.
+            on_resync: called when LISTEN has started, and after each reconnect. Notifications that
+                were sent before may be lost, so `on_resync` must cause a read of the database.
         """
         subscriber = _Subscriber(topic, callback, on_resync)
         self._subscribers.append(subscriber)
@@ -122,8 +129,8 @@ class SharedListener:
         notifier.on_running_changed = update_run_notifier
 
     def _switch_notifier(self) -> None:
-        """Move the subscribers to the notifier of the working client, if there is one. Otherwise
-        use the listener's own notifier."""
+        """Move the subscribers to the notifier that the client uses while it works jobs. If the
+        client works no jobs, move them to the listener's own notifier, and make it if needed."""
         wanted, before = self._run_notifier, self._subscribed_notifier
         if wanted is None and self._subscribers:
             self._own_notifier = wanted = self._own_notifier or self._make_notifier()
@@ -149,18 +156,19 @@ class SharedListener:
             try:
                 with StopScope() as scope:
                     await notifier.run(scope, task_status=anyio.TASK_STATUS_IGNORED)
-            except (*DATABASE_ERRORS, ConfigError) as error:  # the first connection failed
+            # the own notifier failed to connect for the first time
+            except (*DATABASE_ERRORS, ConfigError) as error:
                 self._outage_tracker.record_loss(notifier.name, error)
-            except Exception:  # a fault of riverpy: the subscribers poll
+            except Exception:  # a bug of riverpy: until the next try, the subscribers poll
                 self._log.exception(SHARED_LISTENER_FAILED)
             await anyio.sleep(backoff.next_delay())
 
     def _forget_own_notifier(self, _error: Exception) -> None:
-        """Forget the listener's notifier, because its task has failed or other code has cancelled
-        it. The subscribers poll until a new subscriber starts another task."""
+        """Forget the listener's own notifier, because its task has failed or other code has
+        cancelled the task. The subscribers poll until a new subscriber starts another task."""
         self._own_notifier = self._subscribed_notifier = None
 
-    # -- the end
+    # -- stop listening
 
     def _start_unused_listener_timer(self) -> None:
         self._stop_unused_listener_timer()

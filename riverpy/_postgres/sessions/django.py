@@ -1,7 +1,7 @@
 """The adapter of Django's database connections, with psycopg 3 or psycopg2.
 
-Statements run through Django's cursor, so that its transactions, its wrappers of `execute` and its
-log of queries apply.
+Statements run through Django's cursor. So Django's transactions, its wrappers of `execute` and its
+log of queries also apply to them.
 """
 
 from __future__ import annotations
@@ -240,8 +240,9 @@ class _NestedAtomic(NestedTransaction):
 
 
 def _decode_value(value: object) -> object:
-    """Convert a value from Django to asyncpg's form: times in UTC, and bytes. Without USE_TZ,
-    Django's times have no time zone and are local times of the process."""
+    """Convert a value that Django returned to the value that asyncpg would return: a `datetime` in
+    UTC, and `bytes` instead of a memoryview. Without USE_TZ, Django's times have no time zone and
+    are local times of the process."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(cast("memoryview", value)) if isinstance(value, memoryview) else value

@@ -34,8 +34,8 @@ _PSYCOPG_NAME_BY_FIELD = {
     "L": "source_line",
     "R": "source_function",
 }
-"""The attributes of psycopg's `Diagnostic`, by the code of the error field in PostgreSQL's
-protocol."""
+"""The attribute of psycopg's `Diagnostic` for each field of an error. The key is the field's code
+in PostgreSQL's protocol."""
 _ASYNCPG_NAME_BY_FIELD = {
     "C": "sqlstate",
     "M": "message",
@@ -47,7 +47,8 @@ _ASYNCPG_NAME_BY_FIELD = {
     "F": "server_source_filename",
     "R": "server_source_function",
 }
-"""The attributes of asyncpg's errors, by the code of the error field in PostgreSQL's protocol."""
+"""The attribute of asyncpg's errors for each field of an error. The key is the field's code in
+PostgreSQL's protocol."""
 
 
 class LoginRefusedError(ConnectionError):
@@ -67,7 +68,8 @@ def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> E
     keeps its SQLSTATE, text, detail and constraint."""
     for cause in _iterate_causes(error):
         if isinstance(cause, PostgresError):
-            # Make a new error: an error cannot be raised from itself.
+            # Make a new error. The caller raises the result from `error`, whose chain of causes
+            # contains `cause`: with `cause` itself, the chain would be a cycle.
             return PostgresError.new(_read_fields(cause, _ASYNCPG_NAME_BY_FIELD))
         diagnostic = getattr(cause, "diag", None)
         if diagnostic is not None and getattr(diagnostic, "sqlstate", None):
@@ -85,8 +87,8 @@ def _read_fields(source: object, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _iterate_driver_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of the driver that caused the error. Only their texts are safe to show:
-    SQLAlchemy's own text also has the statement and its values."""
+    """Yield those causes of the error that are errors of the driver. Only their texts are safe to
+    show: SQLAlchemy's own text also has the statement and its values."""
     for cause in _iterate_causes(error):
         if isinstance(cause, DATABASE_ERRORS) or type(cause).__module__.startswith("psycopg"):
             yield cause

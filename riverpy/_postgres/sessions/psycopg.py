@@ -85,7 +85,7 @@ def _make_psycopg_adapters() -> AdaptersMap:
     register_default_adapters(adapters)
     register_all_arrays(adapters)
     adapters.register_dumper(str, StrDumperUnknown)
-    for name in ("json", "jsonb", "text", "varchar", "name", "bpchar", 0):  # 0: all other types
+    for name in ("json", "jsonb", "text", "varchar", "name", "bpchar", 0):  # oid 0: all other types
         adapters.register_loader(name, _TextLoader)
     adapters.register_loader("timestamptz", _UtcLoader)
     return adapters
@@ -161,7 +161,8 @@ class PsycopgSession(CallerSession):
         try:
             parameters = [encode_value(value) for value in values]
             if is_pipelined:
-                # The inner block of a pipeline waits for the results.
+                # The caller's connection is in pipeline mode. psycopg waits for the results of all
+                # statements at the end of this inner `pipeline()` block.
                 async with self._make_async_context(self._connection.pipeline()):
                     await self._await_if_async(cursor.execute(statement.encode(), parameters))
             else:
@@ -179,8 +180,12 @@ class PsycopgSession(CallerSession):
         return make_records([name.decode() for name in names], rows)
 
     async def _await_pipelined_results(self) -> None:
-        """Wait for the results of the statements that the caller has sent in a pipeline. Only then
-        the state of the transaction is known."""
+        """Wait for the results of the statements that the caller has already sent in the pipeline.
+        Before that, the state of the transaction is not known.
+
+        Raises:
+            TransactionError: one of these statements failed, or no transaction is open.
+        """
         try:
             async with self._make_async_context(self._connection.pipeline()):
                 pass

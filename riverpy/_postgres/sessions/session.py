@@ -34,18 +34,19 @@ class CallerTransactionState(Enum):
 
 
 class NestedTransaction(ABC):
-    """A savepoint that the library itself has begun, because the library must know its
-    savepoints."""
+    """A savepoint that SQLAlchemy or Django has begun. These libraries must know each savepoint,
+    because they keep a state of their own that a rollback must undo, such as the objects of a
+    session."""
 
     @abstractmethod
     async def end(self, *, keep: bool) -> None:
-        """End the savepoint. If `keep` is False, undo the changes since its begin. If the caller
-        has ended the savepoint already, do nothing."""
+        """End the savepoint. If `keep` is False, undo the changes that were made since the
+        savepoint was set. If the caller's code has already ended the savepoint, do nothing."""
 
 
 class CallerSession(ABC):
-    """The adapter of a connection or session of another library than asyncpg. It has those methods
-    of asyncpg's connection that riverpy's statements use.
+    """The adapter of a connection or session of another library than asyncpg. It has the methods of
+    asyncpg's connection with which riverpy runs statements.
 
     Errors of the library are raised as asyncpg's errors with the same SQLSTATE. Statements run in
     the caller's transaction, except if `commits_by_itself` is True.
@@ -57,15 +58,16 @@ class CallerSession(ABC):
     """Whether `fetch` blocks the thread until the server has answered. Awaiting such a `fetch` does
     not let other tasks run."""
     commits_by_itself = False
-    """Whether no transaction is open, and statements are allowed all the same. Then each statement
-    commits by itself."""
+    """Whether each statement commits by itself, because no transaction is open and the library
+    allows statements without one (Django outside `atomic`)."""
     has_transaction_blocks = False
-    """Whether riverpy must use the method `transaction` to begin savepoints and its own
-    transactions."""
+    """Whether riverpy must begin savepoints with the method `transaction`, so that the library
+    knows them. If False, riverpy sends the SQL statement SAVEPOINT itself."""
     has_copy = False
     """Whether the adapter has a method `copy_to_table`, like asyncpg's."""
     pooler_remedy: str
-    """What the caller must set for a pooler in transaction mode, for error texts."""
+    """What the caller must set if the connection leads to a pooler in transaction mode, for error
+    texts."""
 
     @property
     @abstractmethod
@@ -100,18 +102,21 @@ class CallerSession(ABC):
         return
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that runs the caller's code in a savepoint of the library, if
-        the library must know what a rollback undoes. Otherwise the context manager does nothing."""
+        """Return a context manager that runs the caller's code in a savepoint of the library. Only
+        sessions of SQLAlchemy and connections of Django need it, because these libraries keep a
+        state of their own that a rollback must undo. For others, the context manager does
+        nothing."""
         return nullcontext()
 
     async def begin_nested(self) -> NestedTransaction | None:
-        """Begin a savepoint of the library, or return None if the library need not know about
-        savepoints."""
+        """Begin a savepoint of the library, if the library keeps a state of its own that a rollback
+        must undo (a session of SQLAlchemy, a connection of Django). Otherwise begin no savepoint
+        and return None."""
         return None
 
     def keep_connection_if_cancelled(self) -> AbstractContextManager[None]:
         """In the `with` block, keep the connection open if a statement on it is cancelled.
-        SQLAlchemy would close it. The caller must have set a savepoint before."""
+        SQLAlchemy would close the connection. The caller must set a savepoint before the block."""
         return nullcontext()
 
     def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:

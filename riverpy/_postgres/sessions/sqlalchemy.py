@@ -50,8 +50,9 @@ ResultT = TypeVar("ResultT")
 
 _SUPPORTED_DRIVERS = ("asyncpg", "psycopg", "psycopg2")
 _EXECUTION_OPTIONS = {"stream_results": False, "yield_per": None, "no_parameters": False}
-"""Options of riverpy's statements. They replace options of the engine that do not fit: the results
-are small and read at once, and `%%` in a statement needs parameters."""
+"""The execution options of riverpy's statements. They override options of the caller's engine that
+do not fit. Results are small and are read at once, so they are not streamed. With `no_parameters`,
+a driver would not replace `%%` in a statement without parameters with `%`."""
 _OTHER_ENGINE_ADVICE = (
     "pass the connection of the engine that has the job's data, as in "
     "tx=session.connection(bind_arguments={'mapper': Model}), with `await` if the session is async"
@@ -202,8 +203,9 @@ class SqlAlchemySession(CallerSession):
 
         def begin_now() -> SessionTransaction:
             nested = session.begin_nested()
-            # Otherwise SQLAlchemy sends SAVEPOINT before the next statement of this session. By
-            # then a savepoint of another session on the same connection may be open.
+            # Open the connection now, so that SQLAlchemy sends SAVEPOINT at once. Otherwise
+            # SQLAlchemy would send it before the next statement of this session. By then a
+            # savepoint of another session on the same connection may be open.
             self._connection = self._open_connection()
             return nested
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 BENCH_QUEUE = "riverpy_bench"
-"""The queue of the benchmark. No other worker may work it."""
+"""The queue of the benchmark. During a measurement, no other process may work this queue."""
 JOBS_PER_COPY = 10_000
 PICKUP_JOB_COUNT = 200
 """The number of jobs for measuring the pickup time. They are inserted one by one while the worker
@@ -58,16 +58,18 @@ class BenchResult(msgspec.Struct, frozen=True):
     slots: int
     insert_per_s: float
     work_per_s: float
-    """Worked jobs per second, from the first claim to the last stored completion."""
+    """The number of worked jobs per second, from the first claim to the last stored completion."""
     client_cpu_us_per_job: float
-    """The processor time of this process per job, while it works the jobs."""
+    """The processor time of this process per job, in microseconds, while the process works the
+    jobs."""
     server_cpu_us_per_job: float | None
-    """The processor time of the server per job, while this process works the jobs. None: the server
-    is on another machine."""
+    """The processor time of the server per job, in microseconds, while this process works the jobs.
+    None: the server is on another machine."""
     occupancy: float | None
     """The fraction of the slots that run jobs, from 0 to 1, while there is work for all slots. The
-    measurement starts when `slots` jobs have ended, and ends when only `slots` jobs have not
-    started. None: jobs do not sleep, or there are too few jobs."""
+    first and the last jobs are left out: the measurement starts when as many jobs have ended as
+    there are slots, and it ends when only as many jobs are left to start as there are slots. None:
+    jobs do not sleep, or there are too few jobs."""
     pickup_p50_ms: float
     """The median time from the start of an insert to the start of its job in an idle worker."""
     pickup_p99_ms: float
@@ -257,9 +259,10 @@ class BenchRun:
         """Work the jobs. Return the duration and the processor times of this process and of the
         server, in seconds, from the first claim to the last stored result.
 
-        The result of the last job is stored with the last batch, so the event of this job marks the
-        last completion. The subscription to events opens after all jobs have run, so that events
-        cost no time while the jobs run.
+        The client sends the event of a job when the result of the job is stored. The result of the
+        last job is stored in the last batch, so the event of this job marks the end of the
+        measurement. The subscription opens only when the code of all jobs has run, because earlier
+        events would cost time.
         """
         costs: list[float] = []
         async with anyio.create_task_group() as tasks:
@@ -273,8 +276,9 @@ class BenchRun:
         return costs
 
     def started(self, value: None = None) -> None:
-        """Record the start of the measurement. The client calls this when it starts to claim jobs:
-        BenchRun is its `task_status`, i.e. it has the method `started` of anyio's TaskStatus."""
+        """Record the start of the measurement. `Client.run` gets this BenchRun as its
+        `task_status`, an object with the method `started` of anyio's TaskStatus. The client calls
+        this method when it starts to claim jobs."""
         self._time_and_cpu_at_start = self._read_time_and_cpu()
 
     def _read_time_and_cpu(self) -> tuple[float, float, float]:

@@ -1,1 +1,2 @@
-"""The code of `riverpy demo`: its files, its jobs, and their run."""
+"""The code of `riverpy demo`: the files that the demo compresses, the jobs of the demo, and one run
+of these jobs."""

@@ -46,7 +46,8 @@ INSERT_BATCH_SIZE = 500
 PROGRESS_CHECK_INTERVAL = 0.1
 """Seconds between two counts of the unfinished jobs."""
 STALL_TIMEOUT = 30.0
-"""If no job runs or ends for this many seconds, the run fails."""
+"""The run fails if, for this many seconds, no job is running and the number of unfinished jobs does
+not change."""
 STATEMENT_TIMEOUT = 60.0
 
 
@@ -61,7 +62,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     read_errors: Sequence[str]
     """The errors of the jobs that could not read their files."""
     problems_by_check: dict[str, list[str]]
-    """The problems that each check found, by the text that describes the check."""
+    """The problems that each check found. The key is the text that describes the check."""
 
     @property
     def is_ok(self) -> bool:
@@ -214,7 +215,8 @@ class DemoRun:
 
     async def _find_problems_by_check(self, connection: Connection) -> dict[str, list[str]]:
         """Check the rows of the jobs, and compare the digests of some files with digests that the
-        server computes. Return the problems of each check, by the text that describes the check."""
+        server computes. Return the problems of each check. The key is the text that describes the
+        check."""
         sample = await self._fetch_rows(connection, "demo_sample")
         contents = await anyio.to_thread.run_sync(_read_unchanged_files, sample, self._started_at)
         checks: dict[str, list[str]] = {

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 HARD_STOP_TIMEOUT = 2.0
 """Seconds from the second signal until a worker that has not ended is killed."""
 DASHBOARD_STOP_TIMEOUT = 10.0
-"""Seconds until a dashboard that does not end is killed. The dashboard itself waits up to 5 seconds
-for open requests."""
+"""Seconds from the request to stop until a dashboard that has not ended is killed. After the
+request, the dashboard waits up to 5 seconds for open HTTP requests."""
 _SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
 _IGNORED_DIRECTORIES = ("site-packages", "venv")
 """The names of directories in which changes are ignored, in addition to watchfiles' own names."""
@@ -84,11 +84,11 @@ class CommandProcess:
         return 128 - code if code < 0 else code
 
     async def stop(self, hard_stop_requested: anyio.Event) -> None:
-        """Request that the process stops, and wait until it ends. Kill it if it does not end within
-        the stop timeout.
+        """Request that the process stops, and wait until it ends. Kill the process if it does not
+        end within the stop timeout.
 
-        When `hard_stop_requested` is set, request it again: a worker then cancels its jobs. Kill
-        the process if it does not end within `HARD_STOP_TIMEOUT` after that.
+        When `hard_stop_requested` is set, request the stop a second time: a worker then cancels its
+        jobs. Kill the process if it does not end within `HARD_STOP_TIMEOUT` after that.
         """
         self._process.terminate()
         with anyio.move_on_after(self._stop_timeout):
@@ -171,7 +171,7 @@ class DevSupervisor:
                 yield
             finally:
                 self._stop_requested.set()
-                with anyio.CancelScope(shield=True):  # `stop` has a timeout
+                with anyio.CancelScope(shield=True):  # safe: `stop` has a timeout
                     if not dashboard.ended_event.is_set():
                         await dashboard.stop(self._hard_stop_requested)
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 JOB_RELEASE_TIMEOUT = 60.0
-"""When a client has written no heartbeat for `dead_after`, it is dead. A leader rescues its jobs
-within this many seconds after that."""
+"""Seconds within which a leader rescues the running jobs of a dead client. The time starts when the
+client is dead, i.e. when it has written no heartbeat for its `dead_after`."""
 _START_WORKER_FIX = "start a worker: riverpy worker MODULE:ATTR"
 
 
@@ -105,8 +105,9 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
 def _can_jobs_be_rescued(
     clients: Sequence[ClientRow], leader: DefaultDomainLeader | None, domains: DomainMap | None
 ) -> bool:
-    """Whether the jobs of dead clients can be rescued, because there is a leader or a client that
-    can become leader. With several domains, this function cannot know it, and returns True."""
+    """Whether the jobs of dead clients can be rescued, because there is a leader that is not dead,
+    or a live client that can become leader. If there are other domains than `default`, this
+    function returns True without a check: `_describe_unrescued_jobs` then checks each domain."""
     if domains is not None and domains.non_default_domains:
         return True
     if any(client.is_alive and client.is_candidate for client in clients):

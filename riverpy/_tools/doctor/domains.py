@@ -30,9 +30,10 @@ class PendingWork:
     queues_with_due_jobs: Sequence[str] = ()
     """The names of the queues with due jobs."""
     dead_client_job_counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The number of running jobs of dead clients, by queue."""
+    """The number of running jobs of dead clients in each queue. The key is the name of the
+    queue."""
     late_periodic_job_ids: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """The ids of the late periodic jobs, by domain."""
+    """The ids of the late periodic jobs of each domain. The key is the name of the domain."""
 
 
 async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -92,7 +93,8 @@ def find_domain_problems(domains: DomainMap, pending: PendingWork) -> list[Findi
 
 
 def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
-    """Return a finding if this domain has no leader. The domain has live clients."""
+    """Return a finding if this domain has no leader. Call this only for a domain with live
+    clients."""
     if domains.has_leader(domain):
         return []
     clients = domains.live_clients(domain)
@@ -114,7 +116,8 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
-    """Return a finding if this domain owns queues. The domain has no live client."""
+    """Return a finding if this domain owns queues, which then have no leader of their own. Call
+    this only for a domain without live clients."""
     owned = domains.owned_queues(domain)
     if not owned:
         return []

@@ -37,7 +37,8 @@ FAILED_JOBS_WARN_COUNT = 10
 async def check_kinds_missing_in_program(
     program: WorkerProgram, snapshot: DatabaseSnapshot
 ) -> list[Finding]:
-    """Report the kinds of waiting jobs for which `program` has no worker."""
+    """Report the kinds of waiting jobs for which the user's program has no worker. The user names
+    the program (MODULE:ATTR) in the command `riverpy doctor`."""
     backlogs = [
         row
         for row in await snapshot.backlogs()
@@ -96,8 +97,8 @@ async def _find_non_riverpy_client_queues(
     snapshot: DatabaseSnapshot, clients: Sequence[ClientRow]
 ) -> set[str]:
     """Return the queues that a client in another language may work. If the leader is such a client,
-    it may work all queues. Otherwise these are the recently updated queues that no riverpy client
-    works."""
+    it may work all queues. Otherwise the function returns the recently updated queues that no
+    riverpy client works."""
     leader = await snapshot.last_leader()
     rows = await snapshot.queues()
     if leader is not None and not leader.has_lease_expired and leader.is_registered is False:

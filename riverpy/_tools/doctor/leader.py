@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 ELECTION_TIMEOUT = 20.0
-"""If there is no leader, one of the clients becomes leader within this many seconds after its
-start."""
+"""Seconds within which clients elect a leader, counted from the start of the oldest client that
+takes part in leader election. If there is no leader by then, doctor reports that the election
+failed."""
 NO_CANDIDATE_FIX = (
     "let one of its workers take part in leader election, and restart it: without --no-candidate, "
     "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
@@ -145,7 +146,7 @@ def _non_riverpy_leader_finding(
 
 
 def describe_heartbeat_age(client: ClientRow) -> str:
-    """Return the age of a client's heartbeat as the end of a sentence. The sentence begins with the
+    """Return the age of a client's heartbeat, as the end of a sentence that begins with the
     client's id."""
     if client.heartbeat_age < 0:
         return (

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from riverpy.stats import LeaseLag
 
 EXPIRED_LEASE_WARN_SECONDS_MIN = 60.0
-"""A lease that expired at least this many seconds ago is reported. If a process waited for the
-lease, it would have acquired it by then."""
+"""A lease that expired at least this many seconds ago, and that no process has acquired since, is
+reported. If a process waited for the lease, it would have acquired it by then."""
 EXPIRED_LEASE_WITHOUT_STANDBY_WARN_SECONDS_MIN = 10.0
-"""A lease that no client reports as a standby lease is reported if it expired at least this many
-seconds ago. If a `LeaseManager` waited for the lease, it would have acquired it by then."""
+"""A lease for which no client stands by (i.e. would acquire the lease if it were free) is reported
+if it expired at least this many seconds ago. A `LeaseManager` without a client does not report that
+it waits for a lease, but it would have acquired the lease by then."""
 EXPIRED_LEASE_WARN_SECONDS_MAX = 86_400.0
 """A lease that expired longer ago than this many seconds is not reported: probably no process needs
 it."""
@@ -49,8 +50,9 @@ class _UserLease(NamedTuple):
 
     @property
     def seconds_behind(self) -> float:
-        """The estimated age of the oldest item, in seconds: its reported age plus the time since
-        the report. 0: no item was waiting. If no age was reported: the time since the report."""
+        """How far the holder is behind with its work, in seconds: the age of its oldest unhandled
+        item when it last reported its lag, plus the time since that report. If the report has no
+        age, only the time since the report. 0: the holder reported no lag, or no unhandled item."""
         if self.lag is None or not (self.lag.age or self.lag.count):
             return 0.0
         return (self.lag.age or 0.0) + self.lag.reported_ago
@@ -58,7 +60,7 @@ class _UserLease(NamedTuple):
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the leases that are held, the leases that have expired, and the leases whose holder is
-    late with its work."""
+    late with its work. Only leases of user code are checked."""
     if not snapshot.has_migration(LEASES_MIGRATION):
         return [ok_finding("off: their table is missing (see `schema`)", leases=None)]
     rows = await snapshot.session.read(
@@ -78,7 +80,9 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _make_user_lease(row: LeaseRow, lease_map: LeaseReportMap | None) -> _UserLease | None:
-    """Return a lease with its reports, or None if it was released."""
+    """Return a lease of user code with what live clients report about it (its standby clients and
+    its lag). Return None if the lease was released. `lease_map` is None if the reports are not
+    known."""
     if row.seconds_until_expiry is None:
         return None
     holder = row.holder if row.seconds_until_expiry >= 0 else None

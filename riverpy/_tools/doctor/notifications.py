@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import SessionRow
 
 NOTIFICATION_QUEUE_USAGE_WARN = 0.5
-"""If more than this fraction of the queue (0 to 1) is used, the server warns each session that
-notifies."""
+"""If more than this fraction of the queue (0 to 1) is used, the server sends a warning to each
+session that notifies."""
 NOTIFICATION_QUEUE_USAGE_FULL = 0.9
 """If this fraction of the queue (0 to 1) or more is used, riverpy sends no notifications."""
 SERVER_WARNING_INTERVAL = 5.5
@@ -167,9 +167,9 @@ async def _notification_delay_finding(snapshot: DatabaseSnapshot) -> Finding:
 
 
 async def check_listener_count(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report how many connections listen, and warn if there are fewer than clients that should
-    listen. The server shows only the number of listening connections, over all schemas of the
-    database."""
+    """Report how many connections listen for notifications. Warn if this number is smaller than the
+    number of live clients that should listen. The server shows only the number of listening
+    connections, over all schemas of the database."""
     clients = await snapshot.clients()
     if clients is None:
         return []
@@ -199,8 +199,9 @@ async def check_listener_count(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def _measure_notification_delay(snapshot: DatabaseSnapshot, url: str) -> float | None:
-    """Send a notification, and return the seconds until it arrived over `url`. Return None if it
-    did not arrive."""
+    """Open a connection with `url` and LISTEN on it, then send a notification over doctor's own
+    connection. Return the seconds until the notification arrived, or None if it did not arrive
+    within `TEST_NOTIFICATION_TIMEOUT`."""
     channel, token = f"{snapshot.schema}.{DOCTOR_TOPIC}", secrets.token_hex(8)
     arrived = asyncio.Event()
 

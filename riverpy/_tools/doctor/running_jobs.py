@@ -114,8 +114,9 @@ async def check_unregistered_clients(snapshot: DatabaseSnapshot) -> list[Finding
 
 
 async def check_damaged_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the jobs that the server could not read in earlier checks. This check reads no other
-    jobs, because a table may have many large jobs."""
+    """Report the jobs that the server could not read in the earlier checks of this run of doctor.
+    To find more damaged jobs, this check would have to read all jobs, and a table may have many
+    large jobs."""
     ids = sorted(snapshot.damaged_job_errors)
     if not ids:
         return [ok_finding("no damaged job found (args and metadata are not read)", job_ids=ids)]

@@ -40,8 +40,9 @@ HARMLESS_TIMEOUT_SECONDS_MIN = {
     "idle_session_timeout": 60.0,
     "lock_timeout": 1.0,
 }
-"""The shortest harmless value of each timeout, in seconds. A shorter timeout of the role can end
-normal statements and connections of riverpy."""
+"""The shortest harmless value of each timeout setting of PostgreSQL, in seconds. If a timeout in
+the sessions of the role is shorter, the server may cancel normal statements of riverpy or close its
+connections."""
 _HARMLESS_SETTING_VALUES = {
     "default_transaction_isolation": (
         "read committed",
@@ -49,7 +50,7 @@ _HARMLESS_SETTING_VALUES = {
     ),
     "track_activities": ("on", "doctor cannot check snapshots and locks"),
 }
-"""The harmless values of some settings, and the effects of other values."""
+"""The harmless values of some settings, and the effect of any other value."""
 _CLIENT_SETTING_SOURCES = {"client", "environment variable"}
 
 

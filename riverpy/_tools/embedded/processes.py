@@ -156,8 +156,8 @@ def remove_stale_lock_files(data_directory: Path, socket_directory: Path) -> Non
     """Remove the lock files of a dead postmaster if another process now has its process id.
 
     With these files, PostgreSQL would treat the other process as a postmaster and would not start.
-    PostgreSQL itself handles all other stale lock files. It detects running backends without these
-    files.
+    PostgreSQL itself handles all other stale lock files. It does not need the files to detect that
+    backends of the dead postmaster still run.
     """
     for path in (data_directory / "postmaster.pid", socket_directory / f"{SOCKET_FILE_NAME}.lock"):
         pid = _read_pid_file(path)
@@ -274,8 +274,8 @@ class _ServerSupervisor:
 
 
 def hold_client_lock(directory: Path) -> None:
-    """Hold the lock of a client, so that the server keeps running. Return when the supervisor has
-    ended."""
+    """Hold a shared lock on `clients.lock`, as each client of the server does, so that the
+    supervisor keeps the server running. Return when the supervisor has ended."""
     lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     lock_file(directory / "clients.lock", fcntl.LOCK_SH)
     report_start_result("")
@@ -294,8 +294,8 @@ def report_start_result(error_text: str) -> None:
 def main(role: str, argument: str) -> None:
     """Run the supervisor or the holder in a detached process. `role` is `supervise` or `hold`.
 
-    The process writes an error of its start to stdout. It closes stdout when it is ready, or when
-    another process already runs in this role.
+    If the start fails, the process writes the error to stdout. It closes stdout when it is ready,
+    or when another process already runs in this role.
     """
     if os.fork():
         return

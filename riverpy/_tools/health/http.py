@@ -77,8 +77,9 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def is_host_safe_from_rebinding(self) -> bool:
         """Whether the `Host` header is missing, or names `localhost` or an IP address. This
-        protects against DNS rebinding: a web page that attacks this server through its own DNS name
-        sends that name."""
+        protects against DNS rebinding: an attacker lets the DNS name of a web page lead to this
+        server, so that the page can send requests to it. Such requests have the attacker's DNS name
+        in the `Host` header."""
         name = self.host.rpartition(":")[0] if re.search(r":\d*$", self.host) else self.host
         if name in {"", "localhost"} or name.endswith(".localhost"):
             return True

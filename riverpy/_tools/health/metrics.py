@@ -39,7 +39,7 @@ def render_metrics(
     could block the event loop.
 
     `process_started_at` is in seconds since 1970. `queue_lags` contains how long the oldest due job
-    of each queue has waited. It is None if this is not known.
+    of each queue has waited. None: not known.
     """
     yield from _process_metrics(stats, process_started_at)
     yield from _database_metrics(stats)
@@ -151,7 +151,8 @@ def _lease_summary_metrics(leases: LeaseStats) -> Iterator[str]:
 
 def _per_lease_metrics(stats: ClientStats) -> Iterator[str]:
     """Yield the metrics of the lease of each singleton, and of up to `LAG_METRIC_LEASES_MAX` other
-    leases. These are leases that this worker holds and for which it has reported a lag."""
+    leases of user code. Of the other leases, only those that this worker holds and for which it has
+    reported a lag have metrics."""
     singletons = stats.singletons
     others = sorted(stats.leases.lags.keys() - singletons.keys())[:LAG_METRIC_LEASES_MAX]
     lags = {name: one.lag for name, one in singletons.items()}
@@ -200,7 +201,7 @@ def _unlabelled_metric(
 def _labelled_metric(
     name: str, metric_type: str, help_text: str, label_name: str, values: Mapping[str, SampleValue]
 ) -> Iterator[str]:
-    """Yield a metric with a sample for each value of one label."""
+    """Yield a metric with one label. `values` maps each value of the label to its sample."""
     samples = (({label_name: key}, value) for key, value in values.items())
     return metric_lines(name, metric_type, help_text, samples)
 

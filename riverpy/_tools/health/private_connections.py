@@ -48,7 +48,7 @@ class SupervisorConnectionListener:
                 continue
             if not message:
                 await anyio.sleep_forever()
-            for descriptor in descriptors:  # none, if this process may open no more files
+            for descriptor in descriptors:  # empty if this process has too many open files
                 os.set_inheritable(descriptor, False)
                 connection = socket.socket(fileno=descriptor)
                 connection.setblocking(False)
@@ -75,14 +75,16 @@ class WorkerHealthClient:
 
         Raises:
             OSError: the worker has ended, or is not able to answer.
-            TimeoutError: there was no response within `timeout` seconds, or the worker has still
-                not answered an earlier request that timed out.
+            TimeoutError: there was no response within `timeout` seconds, or the worker has not yet
+                answered an earlier request that timed out.
         """
         if self._is_worker_blocked():
             raise TimeoutError(_NO_ANSWER_ERROR)
         own, other = socket.socketpair()
-        own.setblocking(False)  # before `dup`, which sets the mode of both sockets
-        answer = own.dup()  # this copy stays open after the stream is closed
+        own.setblocking(False)  # before `dup`, so that the copy is non-blocking too
+        # A copy that stays open when `stream` has closed `own`. After a timeout, the worker's late
+        # answer arrives here.
+        answer = own.dup()
         try:
             socket.send_fds(self._shared_socket, [_SOCKET_MESSAGE], [other.fileno()])
             stream = await UNIXSocketStream.from_socket(own)

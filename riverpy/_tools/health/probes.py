@@ -51,8 +51,9 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def check_liveness(stats: ClientStats | None) -> ProbeResult:
-    """Check that no service of the worker is stuck. The event loop is not blocked, because it
-    answers this probe. The database is not checked. `stats` is None if there is no client yet."""
+    """Check that no service of the worker is stuck. The check `event_loop` always succeeds, because
+    a blocked event loop could not answer the probe. The database is not checked. `stats` is None if
+    there is no client yet."""
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
     services = CheckResult(not stuck, reason)
@@ -96,7 +97,8 @@ def check_queue_lags(
 
 def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
     """Check that no domain with live clients has been without a leader for longer than
-    `max_leader_gap`. The reason also names `default` if this domain has no client.
+    `max_leader_gap`. If the check succeeds, its reason describes the leader of each of these
+    domains, and of `default` even if `default` has no live client.
 
     The time without a leader starts when the last lease expired, but not before the oldest live
     client started. If the last leader released its lease, only the start of the oldest client

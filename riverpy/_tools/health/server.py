@@ -171,7 +171,7 @@ class HttpServer:
             self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
             self._has_request_by_connection.pop(scope, None)
-            with anyio.CancelScope(shield=True):  # short, because `aclose` does not wait
+            with anyio.CancelScope(shield=True):  # safe: `aclose` does not wait
                 await stream.aclose()
 
     async def _answer_request(self, stream: ByteStream, scope: anyio.CancelScope) -> None:

@@ -35,7 +35,8 @@ class SystemdNotifier:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         with (
-            suppress(OSError, AttributeError),  # no receiver, its buffer is full, or no AF_UNIX
+            # systemd does not listen or its buffer is full, or the system has no AF_UNIX
+            suppress(OSError, AttributeError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
             sender.setblocking(False)

@@ -157,8 +157,9 @@ class HealthRequestHandler:
     async def _yield_lines_and_count_stream(
         self, lines: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an empty part, then `lines`. While this generator runs, it counts as one of the
-        `EVENT_STREAMS_MAX` readers. The empty part lets the caller start the counting at once."""
+        """Yield an empty part, then `lines`. The stream counts as one of the `EVENT_STREAMS_MAX`
+        readers from the first read until the generator ends. So the caller reads the empty part at
+        once, and the stream is counted before another request runs."""
         self._open_stream_count += 1
         try:
             yield b""

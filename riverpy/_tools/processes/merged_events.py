@@ -32,7 +32,8 @@ answer."""
 
 
 class MergedEvents:
-    """Merges the event streams of all workers, including workers that start later."""
+    """Merges the event streams of all workers of a supervisor, including workers that start
+    later."""
 
     def __init__(self, slots: Sequence[ProcessSlot]) -> None:
         self._slots = slots
@@ -62,7 +63,8 @@ class MergedEvents:
         sender, receiver = anyio.create_memory_object_stream[bytes](BUFFERED_LINES_MAX)
         reader_left = anyio.Event()
         lines = _read_lines(receiver, reader_left)
-        await anext(lines)  # from now on the end of `lines` sets `reader_left`
+        # Start the generator. Without a start, its `finally` would never run and set `reader_left`.
+        await anext(lines)
         self._open_stream_count += 1
         self._tasks.start_soon(
             self._forward_events_to_reader, target, sender, reader_left, name="riverpy events"
@@ -104,7 +106,9 @@ async def _forward_events_of_process_slot(
 async def _read_lines(
     receiver: MemoryObjectReceiveStream[bytes], reader_left: anyio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an empty part, then the lines. Set `reader_left` when the generator ends."""
+    """Yield an empty part, then the lines. Set `reader_left` when the generator ends. The caller
+    reads the empty part to start the generator: a generator that was not started does not set the
+    event."""
     try:
         async with receiver:
             yield b""

@@ -29,7 +29,8 @@ again with `RESTART_DELAY_MIN`."""
 START_STATUS_POLL_INTERVAL = 0.1
 """Seconds between two requests for the status of a starting worker."""
 WATCHDOG_POLLS_PER_TIMEOUT = 6
-"""How often the supervisor requests the status of a worker within the watchdog timeout."""
+"""The number of requests for the status of a worker that the supervisor sends within one watchdog
+timeout."""
 ABORT_TIMEOUT = 3.0
 """Seconds for which an aborted process may print its tracebacks. Then it is killed."""
 
@@ -38,8 +39,8 @@ class RestartRules(NamedTuple):
     """What the supervisor does when a worker ends or makes no progress."""
 
     limit_exit_code: int
-    """The exit code of a worker that has reached one of its limits. The supervisor replaces it at
-    once."""
+    """The exit code of a worker that ended because it reached one of its limits (`--max-jobs`,
+    `--max-age` or `--max-rss`). The supervisor starts the next worker without a delay."""
     should_drain: bool
     """Whether the workers end when the queues are empty. If so, the supervisor does not replace a
     worker that ended with exit code 0."""
@@ -49,7 +50,7 @@ class RestartRules(NamedTuple):
 
 
 class RestartCounts(NamedTuple):
-    """How often a process was replaced, by reason."""
+    """The number of times that a process was replaced, for each reason."""
 
     limit: int = 0
     """Restarts because the process had reached one of its limits."""
@@ -97,8 +98,8 @@ class ProcessSlot:
 
     @property
     def has_ended_cleanly(self) -> bool:
-        """Whether the last process that ended had stored all results. True if no process has
-        ended."""
+        """Whether the last process that ended stopped cleanly, i.e. had stored the results of all
+        its jobs. True if no process has ended."""
         return self.exit_code in {None, 0, self._rules.limit_exit_code}
 
     def describe_missing_process(self) -> str:

@@ -1,8 +1,9 @@
 """WorkerSupervisor: runs several worker processes, and stops them together.
 
-The first process starts alone. If it ends before it works, the supervisor does not start the
-others, and ends with the same exit code. So a wrong setting is reported only once. Otherwise the
-supervisor starts the other processes, and replaces each process that ends.
+The first process starts alone. If it ends before its client has started to work jobs, the
+supervisor does not start the others, and ends with the same exit code. So a wrong setting is
+reported only once. Otherwise the supervisor starts the other processes, and replaces each process
+that ends.
 
 The supervisor has no connection to the database and does not import the user's code.
 """
@@ -92,8 +93,8 @@ class WorkerSupervisor:
         async with anyio.create_task_group() as tasks:
 
             async def run_first_slot() -> None:
-                """Run the first slot. If its first process ends before it works, start no other
-                slots."""
+                """Run the first slot. If its first process ends before its client has started to
+                work jobs, start no other slots."""
                 await first.run(must_work_once=True)
                 if not first.has_worked_event.is_set():
                     tasks.cancel_scope.cancel()

@@ -39,9 +39,9 @@ class WorkerStartCommand(NamedTuple):
     """How to start a worker process."""
 
     program: Sequence[str]
-    """The program and its first arguments. `WorkerProcess.start` adds two file descriptors (the
-    pipe that stops the worker, and the socket of its health server), the number of the process, and
-    `arguments`."""
+    """The start of the command line: the executable and the arguments that come first.
+    `WorkerProcess.start` appends two file descriptors (the pipe that stops the worker, and the
+    socket of its health server), then the number of the process, then `arguments`."""
     arguments: Sequence[str]
     """The name of the module that runs the command, and the arguments of the command."""
     environ: Mapping[str, str]

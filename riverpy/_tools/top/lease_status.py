@@ -45,8 +45,8 @@ class LeaseStatus(msgspec.Struct, frozen=True):
     standbys: list[str] | None = None
     """The ids of the live clients that would acquire the lease if it was free; None: not known."""
     lag: LeaseLag | None = None
-    """The lag that the holder last reported: how many items are not handled, and the age of the
-    oldest one. None if the holder reported no lag."""
+    """The lag that the holder last reported in its current term: how many items of its work are not
+    handled, and the age of the oldest one. None if the holder reported no lag."""
 
 
 class ShownLeases(NamedTuple):
@@ -64,11 +64,12 @@ async def read_lease_statuses(
     """Read the leases of user code, the most important first.
 
     Expired leases come before held leases. In each of these two groups, leases without standbys
-    (clients that would acquire the lease) come first. Otherwise, the lease with older unhandled
-    items comes first.
+    (clients that would acquire the lease) come first. Among leases that are equal in both, the
+    lease whose reported oldest item is older comes first.
 
-    If the role may not read the table, return no leases. The statements run in a savepoint, so the
-    open transaction remains usable after this error.
+    If the role may not read the table, return no leases. The statements run in a savepoint. So the
+    caller's open transaction remains usable if the server refuses a statement because of the
+    missing privilege.
 
     Args:
         has_reports: whether migration LEASE_REPORTS_MIGRATION is applied.

@@ -28,7 +28,8 @@ class KindWithoutWorker(msgspec.Struct, frozen=True):
 
     kind: str
     jobs: int
-    """The number of jobs of this kind among the first available jobs of each queue."""
+    """The number of available jobs of this kind. In each queue, at most the first 1,000 available
+    jobs are read, in the order of claims. With many queues, fewer jobs of each queue are read."""
     queues: list[str]
 
 
@@ -41,8 +42,8 @@ class RunningJobsRow(NamedTuple):
 
 
 class QueueJobCountsRow(NamedTuple):
-    """The numbers of unfinished jobs of one queue. Counting the jobs of a state ends at the
-    `count_limit` of the statement."""
+    """The numbers of unfinished jobs of one queue. At most `count_limit` jobs of each state are
+    counted (an argument of `read_queue_job_counts`)."""
 
     name: str
     is_paused: bool
@@ -75,7 +76,9 @@ class EndedJobsRow(NamedTuple):
     started_attempts: int
     failed_attempts: int
     wait_p95_seconds: float | None
-    """The 95th percentile of the time from when a job was due to its start, in seconds."""
+    """The 95th percentile of the waits, in seconds. A wait is the time from the moment at which a
+    job was due until its last attempt started. Only attempts that started in the window count.
+    None: there was no such attempt."""
 
 
 class HeldOrExpiredLeaseRow(NamedTuple):
@@ -185,8 +188,9 @@ async def read_ended_jobs(
     """Return for each queue how many jobs ended within the last `window`. If no job ended, there is
     one row without a queue.
 
-    If more than `count_limit` jobs of a state ended, the rows are about a shorter window. The
-    statement does not read the errors of the jobs in `damaged_job_ids`.
+    If more than `count_limit` jobs of a state ended, only the newest of them are read. All rows
+    then cover a shorter time, which starts at the oldest of these jobs. The statement does not read
+    the errors of the jobs in `damaged_job_ids`.
     """
     rows = await get_query("top", "top_ended_jobs", schema).fetch(
         connection, window=window.total_seconds(), cap=count_limit, skipped=damaged_job_ids

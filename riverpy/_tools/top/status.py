@@ -57,8 +57,9 @@ LATE_JOB_AFTER = timedelta(seconds=10)
 """A scheduled job or retry counts as late this long after it is due. A leader needs at most 5 s to
 make it available."""
 JOB_COUNT_MAX = 10_000
-"""The largest number to which jobs are counted. The jobs of each unfinished state are counted for
-each queue. Pending and finished jobs are counted for each state."""
+"""The number at which the counting of jobs stops. Available, running, scheduled and retryable jobs
+are counted for each queue and state. Pending and finished jobs are counted for each state, in all
+queues together."""
 JOB_COUNT_TOTAL_MAX = 30_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
@@ -109,8 +110,9 @@ class QueueStatus(msgspec.Struct, frozen=True):
     completed_per_s: float
     failed_per_s: float
     wait_p95: float | None
-    """The 95th percentile of the time from when a job was due to its start, in seconds. It is
-    computed from the jobs that ended recently. None if no job ended."""
+    """The 95th percentile of the waits, in seconds. A wait is the time from the moment at which a
+    job was due until its last attempt started. Only jobs that started and ended recently count.
+    None if there was no such job."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -278,8 +280,8 @@ class StatusReaderOnConnection:
 
     async def read(self, connection: Transaction, started_at: float) -> OverallStatus:
         """Read the status in one read-only transaction. `started_at` is the monotonic time at which
-        the caller began. The method has no timeout for the whole read, so the caller must set
-        one."""
+        the caller began to read, possibly before it connected: `OverallStatus.took` is the time
+        since then. This method has no timeout for the whole read, so the caller must set one."""
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             await set_statement_timeout(connection, STATEMENT_TIMEOUT)
             return await self._read_status(connection, started_at)
