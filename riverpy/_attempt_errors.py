@@ -37,8 +37,9 @@ class AttemptError(msgspec.Struct, frozen=True):
 
 
 def iterate_error_entries(errors_column: Iterable[Any] | None) -> Iterator[str]:
-    """Yield the JSON text of each entry of a column `errors`, which is an array with any number of
-    dimensions. For an SQL NULL in the array, yield `null`."""
+    """Yield the JSON text of each entry of a job's column `errors`. The column is an array, and
+    another program may have stored an array of arrays in it. For an SQL NULL in the array, yield
+    `null`."""
     for entry in errors_column or ():
         if isinstance(entry, list):
             yield from iterate_error_entries(cast("list[Any]", entry))
@@ -47,8 +48,8 @@ def iterate_error_entries(errors_column: Iterable[Any] | None) -> Iterator[str]:
 
 
 def parse_error_entry(entry_text: str) -> AttemptError:
-    """Parse the JSON text of an entry of a column `errors`. If the text is not a JSON object, the
-    whole text becomes `AttemptError.error`."""
+    """Parse the JSON text of one entry of a job's column `errors`. If the text is not a JSON
+    object, the whole text becomes `AttemptError.error`."""
     try:
         members = msgspec.json.decode(entry_text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):

@@ -1,5 +1,5 @@
-"""The arguments that async and blocking clients have in common: their checks, and the insert
-settings that follow from them."""
+"""The checks of the arguments that async and blocking clients have in common, and the functions
+that make the insert settings from these arguments."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ConfiguredClock(Clock):
         """Return the time that the user's function returns, in UTC.
 
         Raises:
-            ConfigError: the function returned no time with a time zone.
+            ConfigError: the function did not return a datetime with a time zone.
         """
         time = self._get_time()
         if not isinstance(time, datetime) or time.utcoffset() is None:

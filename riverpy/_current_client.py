@@ -1,5 +1,5 @@
-"""current_client: returns the client that runs the calling code, for example for a job that inserts
-other jobs."""
+"""current_client: returns the client that runs the calling code. A job can use this client, for
+example to insert other jobs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""The methods of `Client` on jobs, queues, periodic jobs and executions."""
+"""The methods of `Client`. Each module has the methods for one subject, such as jobs, queues or
+events."""

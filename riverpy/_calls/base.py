@@ -1,4 +1,4 @@
-"""ClientMethods: the base class of the methods of `Client`."""
+"""ClientMethods: the base class of the classes that implement the methods of `Client`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class ClientMethods(ABC):
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether `run` or `working` is running on this client."""
+        """Whether this client works jobs now, i.e. a call of `run` or a block `async with
+        client.working()` is active."""
 
     @property
     @abstractmethod
@@ -66,15 +67,15 @@ class ClientMethods(ABC):
     ) -> AbstractAsyncContextManager[Transaction]:
         """Open a savepoint in `tx`. If `tx` is None, open a transaction on the client's pool.
 
-        `isolation` is the isolation level of the transaction on the pool. None means the default
-        level of the session. `autocommit` means that no transaction is opened: this saves two round
-        trips for a statement that only reads.
+        `isolation` applies only if `tx` is None. It is the isolation level of the new transaction;
+        None means the default level of the session. With the value `autocommit`, no transaction is
+        opened: this saves two round trips for a statement that only reads.
         """
 
     @cached_property
     def _background_tasks(self) -> set[BackgroundTask]:
         """The tasks that run while the client is open. Other parts of riverpy, such as the
-        dashboard, add them."""
+        dashboard, add their tasks to this set."""
         return set()
 
     async def _close_background_tasks(self) -> None:

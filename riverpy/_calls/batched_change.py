@@ -40,20 +40,21 @@ all jobs that pass the filters."""
 REFUSAL_REASONS_MAX = 100
 """The maximum number of refused jobs for which `JobChanges.reasons` has an entry."""
 LOCKED_JOB_RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
-"""The delays in seconds before the retries of jobs that other sessions have locked. Their sum is 5
-seconds."""
+"""The delays in seconds before each new attempt to change the jobs that other sessions have locked.
+Their sum is 5 seconds."""
 UNIQUE_KEY_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""How long a statement waits for another session whose open transaction inserts the unique key of
-one of the jobs. It never waits for locked rows."""
+"""The lock timeout of a statement that changes jobs, unless it runs in the caller's transaction.
+The statement skips locked rows. It waits only for another open transaction that has taken the
+unique key of one of the jobs, for example by an insert."""
 LOCK_WAITS_PER_BATCH_MAX = 30
-"""The maximum number of lock waits for one batch. After that, the remaining jobs of the batch are
-retried later. If no part of the batch was changed before, the whole change fails, because the table
-may be locked."""
+"""The maximum number of statements of one batch that may fail because of a lock. After one more,
+the batch ends, and the change of its remaining jobs is tried again later. If no statement of the
+batch has succeeded, the whole call fails instead, because the table may be locked."""
 UNIQUE_CONFLICT_REASON = "another job has the same unique key"
 JOB_LOCKED_REASON = "another session has locked the job, or takes its unique key"
 _LOCK_CONFLICT_SQLSTATES = {"40P01", "55P03"}
-"""The SQLSTATEs of a deadlock and of a lock timeout. They mean that another open transaction has
-inserted the unique key of one of the jobs."""
+"""The SQLSTATEs of a deadlock and of a lock timeout. The statements skip locked rows, so the usual
+cause is another open transaction that has taken the unique key of one of the jobs."""
 _ACCESS_ERROR_SQLSTATE_CLASS = "42"
 """The SQLSTATE class of errors such as a missing permission or table. Such an error affects all
 jobs."""
@@ -83,8 +84,8 @@ class TransactionOpener(Protocol):
 
 
 class BatchedJobChange:
-    """Applies one change, for example a cancellation, to all jobs that pass the filters. It works
-    in batches."""
+    """Applies one change, for example a cancellation, to all jobs that pass the filters, in
+    batches."""
 
     def __init__(
         self,
@@ -160,15 +161,15 @@ class BatchedJobChange:
     ) -> None:
         for start in range(0, len(ids), JOBS_PER_BATCH):
             batch = list(ids[start : start + JOBS_PER_BATCH])
-            # The server may have committed a cancelled statement. Its jobs would be missing in the
-            # counts.
+            # A cancellation does not interrupt the statement. If it did, the server could still
+            # commit the statement, and the changed jobs would be missing in the counts.
             await run_despite_cancellation(lambda batch=batch: self._change_batch(batch))
             if on_progress is not None:
                 on_progress(self._changes)
 
     async def _change_batch(self, batch: list[int]) -> None:
-        """Change the jobs of a batch. If one of its jobs makes the statement fail, split the batch
-        and change its parts, so that only this job is refused."""
+        """Change the jobs of a batch. If one job makes the statement fail, split the batch and
+        change the parts, so that only this job is refused."""
         parts = deque([batch])
         waits = 0
         has_changed_part = False

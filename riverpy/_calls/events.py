@@ -64,7 +64,8 @@ class EventMethods(ListeningMethods):
         Args:
             kinds: the kinds of events; at least one. `*EventKind`: all events of jobs and queues;
                 `*LeaseEventKind`: all events of leases, singletons and leadership;
-                `*FleetEventKind`: starts, progress and saved outputs, only with `fleet=True`.
+                `*FleetEventKind`: starts of attempts, and progress and saved outputs of running
+                jobs, only with `fleet=True`.
             size: the maximum number of events that wait for a slow reader. Further events are
                 dropped and counted in `events.dropped`. Default 10,000.
             fleet: whether to subscribe to the events of all clients. Default False.
@@ -137,7 +138,8 @@ class EventMethods(ListeningMethods):
 
     @cached_property
     def _fleet_follower(self) -> FleetFollower:
-        """Follows fleet events and watched jobs for this client. It is created at its first use."""
+        """Reads the events of all running clients, and the states of watched jobs, for this client.
+        Created at its first use."""
         from riverpy._fleet.follower import FleetFollower  # most clients do not need it
 
         return FleetFollower(
@@ -151,13 +153,16 @@ class EventMethods(ListeningMethods):
     async def _stop_fleet_follower(self) -> None:
         """End all subscriptions with `fleet=True` and all job watches. Called when the client
         closes."""
+        # Forget the follower, because the next one may run in another event loop.
         follower: FleetFollower | None = vars(self).pop("_fleet_follower", None)
-        if follower is not None:  # the next follower may run in another event loop
+        if follower is not None:
             await follower.stop()
 
     def leadership(self) -> LeadershipSubscription:
-        """Subscribe to changes of leadership: `async with client.leadership() as changes: async for
-        change in changes: …`. The first item is the current state.
+        """Subscribe to this client's leadership, i.e. whether the client is the leader of its
+        leader domain: `async with client.leadership() as changes: async for change in changes: …`.
+        The first item is the current state. Another item follows when the client becomes leader or
+        its term ends.
 
         At most 10,000 changes wait for a slow reader. If there are more, the oldest changes are
         dropped.

@@ -1,5 +1,5 @@
-"""RunOnceMethods: the methods of a client that run a function once for each key, even if many
-processes call them with the same key."""
+"""RunOnceMethods: the methods of a client that run a function once for each key. If several
+processes call a method with the same key, the function runs in only one of them."""
 
 from __future__ import annotations
 
@@ -67,20 +67,21 @@ CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
 """The default time after which a claim expires. A claim is the right of one call of
 `run_at_least_once` to run its function."""
 CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY = 1 / 15
-"""How long before the end of its claim a function is cancelled, as a fraction of `expires_after`.
+"""A function is cancelled when this fraction of `expires_after` is left until its claim expires.
 This margin is needed because the clocks of client and server may run at different speeds."""
 DURATION_ARGUMENT_MAX = timedelta(days=36_500)
-"""The longest duration that a caller may pass."""
+"""The maximum value of the arguments `kept`, `wait` and `expires_after`."""
 UNREGISTERED_CLAIMANT_LIFETIME = timedelta(minutes=1)
 """How long a client counts as alive after it has claimed a key, if it is open but not running. Such
 a client writes no heartbeats."""
 UNRECORDED_FAILURES_MAX = 1000
-"""The maximum number of failures that a client keeps in memory until it can record them in the
-database. If there are more, the oldest are dropped."""
+"""The maximum number of failed calls that a client keeps in memory until it can record the failures
+in the database. If there are more, the oldest are dropped."""
 CLAIM_RELEASE_TIMEOUT = 2.0
-"""The timeout for the release of a claim, in seconds."""
+"""The timeout for releasing a claim, or for recording that a function failed, in seconds."""
 RECORD_COMPLETION_TIMEOUT = 10.0
-"""The timeout, including all retries, for recording that an effect is complete, in seconds."""
+"""The timeout for recording in the database that a function has completed, in seconds. It includes
+all retries."""
 _RECORD_RETRY_DELAY_MIN, _RECORD_RETRY_DELAY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
 _LOCKED_KEY_RETRY_DELAY_MIN = timedelta(milliseconds=5)
 _LOCKED_KEY_RETRY_DELAY_MAX = timedelta(milliseconds=200)
@@ -100,9 +101,9 @@ class RunOnceMethods(ClientMethods):
 
     @cached_property
     def _unrecorded_failures(self) -> dict[str, Claim]:
-        """The claims of failed `run_at_most_once` calls, by key, whose failure is not yet recorded
-        in the database. Until it is recorded, other calls with the key return IN_PROGRESS as long
-        as this client is alive."""
+        """By key, the claims of calls whose failure is not yet recorded in the database. Until the
+        failure of a `run_at_most_once` call is recorded, other calls with its key return
+        IN_PROGRESS as long as this client is alive."""
         return {}
 
     @overload
@@ -151,10 +152,10 @@ class RunOnceMethods(ClientMethods):
                 None: forever.
             wait: how long to wait for another call with this key. Default 10 seconds.
             tx: your connection, in a transaction. The effect is complete when you commit the
-                transaction. The transaction stays usable if `fn` raises. `fn` runs in a savepoint,
-                where a lease's `fence` fails, so call `fence` before `run_once`. Default None: a
-                transaction on the client's pool, with the role's default isolation level and a
-                timeout of 30 seconds.
+                transaction. The transaction stays usable if `fn` raises. `fn` runs in a savepoint
+                of it, where `Lease.fence` raises TransactionError: to bind the transaction to a
+                lease, call `fence` before `run_once`. Default None: a transaction on the client's
+                pool, with the role's default isolation level and a timeout of 30 seconds.
 
         Returns:
             An Execution in state RAN or DONE_BEFORE. The state is IN_PROGRESS if another call runs
@@ -199,8 +200,8 @@ class RunOnceMethods(ClientMethods):
             if transaction_id is None:
                 return await self._read_existing_execution(connection, key)
             value = await run_caller_function(connection, fn, tx)
-            # With `tx`, no check is needed: the release of the savepoint fails if the transaction
-            # has ended.
+            # Check that `fn` has not ended the transaction. With `tx`, the release of the savepoint
+            # fails in this case.
             if tx is None:
                 await execution_check_transaction(connection, transaction_id)
         return Execution(ExecutionState.RAN, value, self.id)
@@ -277,8 +278,9 @@ class RunOnceMethods(ClientMethods):
                 again. Default 30 days. None: forever.
 
         Returns:
-            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS or OVERTAKEN. The state is UNKNOWN
-                if a call of `run_at_most_once` claimed the key and then failed or died.
+            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS or OVERTAKEN. OVERTAKEN: the claim
+                expired before `fn` ended, and another call claimed the key. The state is UNKNOWN if
+                a call of `run_at_most_once` claimed the key and then failed or died.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
@@ -304,7 +306,7 @@ class RunOnceMethods(ClientMethods):
             return claim
         try:
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
-                # Do not call `fn` if claiming the key took all the time.
+                # If the deadline passed while the key was claimed, raise here and do not call `fn`.
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 value = await call_async_function(fn, claim)
         except BaseException:
@@ -334,7 +336,7 @@ class RunOnceMethods(ClientMethods):
                     return await self._read_existing_execution(connection, key)
                 claim = Claim(key, epoch)
         except DATABASE_ERRORS:
-            if claim is not None:  # the claim may be stored
+            if claim is not None:  # the commit failed, but may have stored the claim
                 self._add_unrecorded_failure(claim)
             raise
         except anyio.get_cancelled_exc_class():

@@ -1,5 +1,5 @@
-"""JobBatchMethods: the methods of a client that delete jobs, or retry or cancel many jobs in
-batches."""
+"""JobBatchMethods: the methods of a client that delete one or many jobs, and those that retry or
+cancel many jobs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class NamedBatchFunction(NamedTuple):
 
 
 class JobBatchMethods(ClientMethods):
-    """The methods of a client that delete jobs, or retry or cancel many jobs in batches."""
+    """The methods of a client that delete one or many jobs, and those that retry or cancel many
+    jobs."""
 
     async def job_delete(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Delete a job. Return the job as it was before.
@@ -127,10 +128,10 @@ class JobBatchMethods(ClientMethods):
         transaction and notifies each queue once. Jobs that were inserted after the call are not
         changed. If the call is cancelled, the current batch is finished first and its changes stay.
 
-        If another job has the unique key of a job, this job is refused, and the other jobs are
-        retried. If another session has locked a job, the call tries again for 5 seconds and then
-        refuses the job. The same applies if another open transaction has inserted the unique key of
-        the job.
+        A job is refused, i.e. not retried, if another job has the same unique key. The rest of the
+        jobs are still retried. If another session has locked a job, the call tries again for 5
+        seconds and then refuses the job. The same applies if another open transaction has inserted
+        a job with the same unique key.
 
         Args:
             limit: the maximum number of jobs to change, the lowest ids first. Default None: no
@@ -159,8 +160,12 @@ class JobBatchMethods(ClientMethods):
         """Cancel all jobs that pass all filters, each in the same way as `job_cancel`. Return the
         numbers of changed, unchanged, missing and refused jobs.
 
-        The workers of running jobs are notified. Batches, `limit`, `on_progress`, `tx`, `filters`
-        and locked jobs: as for `job_retry_many`.
+        The clients that run the jobs are notified. The jobs are cancelled in batches of 1,000, each
+        in its own transaction. If another session has locked a job, the call tries again for 5
+        seconds and then refuses the job. Details: see `job_retry_many`.
+
+        Args:
+            limit, on_progress, tx, filters: as for `job_retry_many`.
 
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
@@ -179,8 +184,12 @@ class JobBatchMethods(ClientMethods):
         """Delete all jobs that pass all filters, without reading their content. Return the numbers
         of deleted, unchanged, missing and refused jobs.
 
-        Running jobs are not deleted. Batches, `limit`, `on_progress`, `tx`, `filters` and locked
-        jobs: as for `job_retry_many`.
+        Running jobs are not deleted. The jobs are deleted in batches of 1,000, each in its own
+        transaction. If another session has locked a job, the call tries again for 5 seconds and
+        then refuses the job. Details: see `job_retry_many`.
+
+        Args:
+            limit, on_progress, tx, filters: as for `job_retry_many`.
 
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.

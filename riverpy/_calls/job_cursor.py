@@ -2,8 +2,9 @@
 cursors.
 
 The text is base64 (URL-safe, with padding) of a JSON object with the keys `id`, `kind`, `queue`,
-`sort_field` and `time`, in this order. `time` is the zero time of Go if the list is ordered by id,
-or if the job has no time.
+`sort_field` and `time`, in this order. `time` is the job's value in the time column by which the
+list is ordered, such as `finalized_at`. It is the zero time of Go if the list is ordered by id, or
+if the job has no value in this column.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ CURSOR_LENGTH_MAX = 8_192
 """The maximum number of characters of a cursor."""
 GO_ZERO_TIME_TEXT = "0001-01-01T00:00:00Z"
 """The zero time of Go. It is the `time` of a cursor if the list is ordered by id, or if the job has
-no time."""
+no value in the time column by which the list is ordered."""
 _INT64_RANGE = range(-(2**63), 2**63)
 _INFINITY_NAMES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
 """PostgreSQL's names for its largest and smallest timestamp. The keys are these timestamps in
-microseconds."""
+microseconds since 2000."""
 _JULIAN_DAY_2000 = 2_451_545
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _RFC3339_TIME_PATTERN = re.compile(
@@ -46,8 +47,8 @@ class JobPosition(NamedTuple):
     kind: str
     queue: str
     sort_time: int | None
-    """The time by which the list is ordered, in microseconds since 2000. None: the list is ordered
-    by id, or the job has no time."""
+    """The job's value in the time column by which the list is ordered, in microseconds since 2000.
+    None: the list is ordered by id, or the job has no value in this column."""
 
 
 class CursorSqlParameters(NamedTuple):
@@ -55,8 +56,8 @@ class CursorSqlParameters(NamedTuple):
 
     id: int
     sort_time: str | None
-    """The time by which the list is ordered, as text for PostgreSQL. None: the list is ordered by
-    id, or the job has no time."""
+    """The job's value in the time column by which the list is ordered, as text for PostgreSQL.
+    None: the list is ordered by id, or the job has no value in this column."""
 
 
 def encode_cursor(position: JobPosition) -> str:

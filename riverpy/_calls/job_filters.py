@@ -27,8 +27,8 @@ class CheckedFilters(NamedTuple):
     """Validated filters of a list of jobs."""
 
     values: dict[str, object]
-    """The values of the filters, by filter name. The SQL statement has an optional part with the
-    same name for each filter."""
+    """The values of the filters, by filter name. The SQL statements for lists of jobs have an
+    optional part for each filter, with the filter's name."""
 
     @property
     def states(self) -> list[str]:
@@ -157,4 +157,4 @@ _CHECK_BY_FILTER: dict[str, Callable[[str, object], object]] = {
     "args": _check_json_object,
     "error": _check_text,
 }
-"""The function for each filter that validates its value and converts it for the SQL statement."""
+"""For each filter, the function that validates its value and converts it for the SQL statement."""

@@ -61,9 +61,9 @@ class JobListMethods(ClientMethods):
 
         Raises:
             ConfigError: a filter, the order, the limit or the cursor is not allowed.
-            JobDamagedError: a filter on metadata or errors needs a value of a job that the server
-                cannot read. Without such filters, the page lists the jobs that the server cannot
-                read in `damaged`.
+            JobDamagedError: the server cannot read the metadata or errors of a job, and a filter
+                needs them. Without such a filter, the page contains the readable jobs, and its
+                `damaged` contains the jobs that the server cannot read.
         """
         plan = plan_page(
             check_filters(filters),

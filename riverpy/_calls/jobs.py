@@ -37,9 +37,9 @@ class JobMethods(ClientMethods):
     async def job_cancel(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Cancel a job. Return the job.
 
-        If the job is running, its client receives the request and cancels the job's task. The state
-        becomes `cancelled` when the worker's code has ended. A completed, cancelled or discarded
-        job does not change.
+        If the job is running, the client that runs the job receives the request and cancels the
+        job's task. The state becomes `cancelled` when the worker's code has ended. A completed,
+        cancelled or discarded job does not change.
 
         Raises:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.

@@ -1,4 +1,5 @@
-"""ListeningMethods: gives waits and subscriptions of a client one shared connection for LISTEN."""
+"""ListeningMethods: the one connection for LISTEN that all waits and subscriptions of a client
+share."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 
 LISTENING_OUTAGE_EFFECT = "waits and subscriptions poll, and the client keeps connecting"
 LISTENER_POOL_SIZE_MIN = 2
-"""The minimum size of a caller's pool from which the client may keep one connection for LISTEN."""
+"""The minimum of `max_size` of the caller's pool. If the pool is smaller, the client does not take
+a connection out of the pool for LISTEN."""
 
 
 class ListeningMethods(ClientMethods):
-    """The base class of the methods of a client that wait for notifications."""
+    """The base class of WaitMethods and EventMethods. It owns the client's connection for
+    LISTEN."""
 
     @cached_property
     def _listener(self) -> SharedListener:

@@ -41,8 +41,8 @@ class WaitMethods(ListeningMethods):
         self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
     ) -> JobRow:
         """Wait until a job has ended, i.e. is completed, cancelled or discarded. Return its row
-        with the state, the errors and the output. `riverpy.result(row)` returns the output. If the
-        job is not completed, it raises JobNotCompletedError.
+        with the state, the errors and the output. `riverpy.result(row)` returns the output, or
+        raises JobNotCompletedError if the job is not completed.
 
         The wait continues while a job is snoozed, or fails and is retried. Any process may wait for
         a job, and any client may work it, also River in Go. All waits of a client share one
@@ -65,8 +65,8 @@ class WaitMethods(ListeningMethods):
     async def wait_many(
         self, job_ids: Iterable[int], *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
     ) -> list[JobRow]:
-        """Wait until all of these jobs have ended. Return their rows in the order of the ids. An id
-        may occur more than once.
+        """Wait until all of these jobs have ended. Return their rows in the order of `job_ids`. An
+        id may occur more than once.
 
         Args:
             job_ids: the ids of the jobs.

@@ -1,9 +1,9 @@
-"""ClientIdRegistration: makes sure that at most one live run uses a client id. A run is the time
-from a client's start to its end.
+"""ClientIdRegistration: makes sure that at most one live run uses a client id. A run begins when a
+client starts, and ends when the client stops.
 
-The row of another run is replaced only if that run is dead. A run is dead if its process has
-certainly ended. A run is also dead if its heartbeat has not changed for `dead_after`, measured by
-this process's clock.
+A run writes a row with its client id in the table of clients. If the table has a row of another run
+with this id, the row is replaced only if the other run is dead: its process has certainly ended, or
+its heartbeat has not changed for `dead_after`, measured by this process's clock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from riverpy._postgres.connection import DedicatedConnection
 
 REGISTRATION_STATEMENT_TIMEOUT = 10.0
-"""The timeout of one statement at the start of a run, in seconds."""
+"""The timeout of each statement that registers a run or reads the heartbeat of another run, in
+seconds."""
 HEARTBEAT_READS_WITHIN_DEAD_AFTER = 12
-"""How often the heartbeat of another run is read within the `dead_after` of that run."""
+"""How many times a starting client reads a heartbeat within `dead_after`, to find out whether its
+writer is dead, for example another run with the same client id."""
 HEARTBEAT_READ_INTERVAL_MAX = 5.0
-"""The maximum time between two reads of the heartbeat of another run, in seconds."""
+"""The maximum time in seconds between two reads of a heartbeat whose writer may be dead."""
 
 _registered_client_runs: set[tuple[str | None, str, int]] = set()
 """The registered runs of this process. Each entry contains the name of the process, the client id,
@@ -136,11 +138,12 @@ class ClientIdRegistration:
     async def _try_to_register(
         self, dead_heartbeat: bytes | None
     ) -> tuple[int | None, RegisteredClientRun | None]:
-        """Try to register the run once.
+        """Try to register the run once. First, delete the row of the dead run whose last heartbeat
+        is `dead_heartbeat`. None: there is no such run.
 
-        Before that, delete the row of the dead run whose last heartbeat is `dead_heartbeat`. Return
-        the time of the registration in microseconds since 2000, and None. If another run has the
-        id, return None and that run.
+        If the run is registered, return the time of the registration in microseconds since 2000,
+        and None. If another run has the client id, return None and the other run. If the row of the
+        other run was deleted at that moment, return None and None.
         """
         async with (
             self._connection.acquire("registering", REGISTRATION_STATEMENT_TIMEOUT) as connection,

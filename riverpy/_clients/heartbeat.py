@@ -68,8 +68,8 @@ HEARTBEAT_RETRY_DELAY_MAX = 1.0
 """The maximum delay before the next attempt after a heartbeat failed on every connection, in
 seconds."""
 EARLY_HEARTBEAT_DELAY = 1.0
-"""The delay from a request for an early heartbeat until the heartbeat, in seconds. Further requests
-during this time cause no further heartbeat."""
+"""How long after a request for an early heartbeat the heartbeat is written, in seconds. Further
+requests during this time cause no further heartbeat."""
 UNREGISTER_TIMEOUT = 1.0
 """The timeout for deleting the client's row when a run ends, in seconds."""
 
@@ -77,9 +77,9 @@ UNREGISTER_TIMEOUT = 1.0
 class HeartbeatWriter:
     """Writes heartbeats while a client runs and while it stops.
 
-    Until the first heartbeat is written, the client may claim jobs, and `contact_duration` returns
-    0. If the database does not have the tables of the migration line `riverpy`, no heartbeat is
-    written.
+    Until the first heartbeat is written, the client may claim jobs, and `unbroken_contact_seconds`
+    returns 0. If the database does not have the tables of the migration line `riverpy`, no
+    heartbeat is written.
     """
 
     name = "heartbeat"
@@ -96,10 +96,11 @@ class HeartbeatWriter:
         """Create the heartbeat writer without sending a statement.
 
         Args:
-            connections: the connections for heartbeats. Each one is tried only if those before it
-                have failed. The first one should have a short `lock_timeout`. Otherwise a wait for
-                a locked table would last until the heartbeat's timeout, which closes the
-                connection. The last one registers the run.
+            connections: the connections for heartbeats, in the order in which they are tried: each
+                only if those before have failed. The first connection should have a short
+                `lock_timeout`. Otherwise, if the table is locked, the heartbeat reaches its
+                timeout, and the timeout closes the connection. The last connection is also used to
+                register the run.
             on_client_id_lost: called once when another run has registered under the client id.
                 After that, this run writes no heartbeats and claims no jobs.
             get_lease_report: returns what a heartbeat reports about leases. It returns None if the
@@ -123,8 +124,9 @@ class HeartbeatWriter:
         """The start time of the last successful heartbeat, by `Timer.seconds_since_boot`."""
         self._contact_started_at = 0.0
         self.contact_start_count = 0
-        """How often the contact with the server has begun. A new contact may also mean a new row of
-        the client."""
+        """The number of times that contact with the server has begun: with the first heartbeat, and
+        with the first one after each loss of contact. During a loss, the leader may delete the
+        client's row, and the next heartbeat inserts a new row."""
         self._claims_allowed_until = math.inf
         self.registered_at: int | None = None
         """The time at which the server registered this run, in microseconds since 2000. None: not
@@ -163,7 +165,8 @@ class HeartbeatWriter:
         return now - self._contact_started_at
 
     async def register(self) -> None:
-        """Register the run under the client id. The run must do this first.
+        """Register the run under the client id. Call this method before `run`, and before the run
+        claims jobs.
 
         Raises:
             ClientIdInUseError: another run has the client id.
@@ -178,7 +181,8 @@ class HeartbeatWriter:
             self._record_success(began)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write heartbeats until the service is stopped. Call `register` first."""
+        """Write heartbeats until this method is cancelled or the client id is lost. Call `register`
+        first."""
         began = (
             self._timer.seconds_since_boot()
             if self.registered_at is None

@@ -1,8 +1,9 @@
-"""HeartbeatObserver: finds heartbeats that have stopped.
+"""HeartbeatObserver: finds clients and leader domains whose heartbeats have stopped.
 
-The observer does not use the server's clock, because that clock may be set to another time. Its
-owner passes all current heartbeats to it at intervals. The observer measures with the clock of this
-process how long each heartbeat stays the same.
+Each heartbeat writes a new timestamp to the database. The caller reads the last timestamps of all
+clients or domains at intervals, and passes them to the observer. The observer measures with the
+clock of this process how long each timestamp has not changed. It does not use the server's clock,
+because that clock may be set to another time.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ class StoppedHeartbeats(NamedTuple):
     """The result of a search for heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The last value of each stopped heartbeat, by client id, or by queue for the heartbeats of
-    leader domains."""
+    """The timestamp of each stopped heartbeat. The keys are client ids. If the heartbeats are those
+    of leader domains, the keys are the queues that the domains own."""
     seconds_until_next_stop: float
     """The time in seconds until another heartbeat may count as stopped. Infinity: no other
     heartbeat is observed."""
 
 
 class HeartbeatObserver:
-    """Measures how long heartbeats stay the same, to find the writers that are dead."""
+    """Measures how long the timestamp of each heartbeat has not changed, to find dead writers."""
 
     def __init__(self, timer: Timer, contact_duration: Callable[[], float] | None = None) -> None:
         """Create the observer. It knows no heartbeats until the first call of `observe`.
@@ -41,8 +42,8 @@ class HeartbeatObserver:
         """
         self._timer, self._contact_duration = timer, contact_duration
         self._observed_heartbeats: dict[str, tuple[LastHeartbeat, float]] = {}
-        """The last heartbeat of each client or domain, and the time at which this value was first
-        read."""
+        """The last heartbeat of each client or domain, and the time at which its timestamp was
+        first read."""
         self.server_start = b""
 
     def observe(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:

@@ -1,5 +1,6 @@
-"""A name for a process, by which other processes check whether it has ended. Also checks that an
-object is used in the process and event loop that opened it."""
+"""Functions that give this process a name, and that check by its name whether another process has
+ended. ProcessAndLoop: checks that an object, such as a client, is used in the process and event
+loop that opened it."""
 
 from __future__ import annotations
 
@@ -88,8 +89,8 @@ def _has_pid_ended(pid: int, start_time: str) -> bool:
 
 
 def _read_boot_and_pid_namespace() -> str | None:
-    """Return a text that identifies the machine since its last boot and the container of this
-    process. Return None if the system is not Linux."""
+    """Return a text that identifies the current boot of this machine, and the PID namespace, i.e.
+    the container, of this process. Return None if the system is not Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

@@ -1,5 +1,5 @@
-"""Access control of the dashboard: calls the user's function `authorize`, and checks each request
-that changes something."""
+"""Access control of the dashboard: calls the application's function `authorize`, and checks each
+request that changes something."""
 
 from __future__ import annotations
 
@@ -159,10 +159,10 @@ def check_api_change_request(request: Request, access: Access) -> None:
     and no page of another site may have sent the request. There is no CSRF token, because programs
     send such requests too.
 
-    A browser sends headers with the origin of the request. The origin must be this dashboard. A
-    request without such headers must have the content type JSON. Forms of other sites cannot send
-    JSON. Scripts of other sites need the permission of the dashboard to send it, and the dashboard
-    does not give it.
+    If the request has the headers in which a browser sends the origin of a request, the origin must
+    be this dashboard. A request without such headers must have the content type JSON. Forms of
+    other sites cannot send JSON. A browser lets scripts of other sites send JSON only if the
+    dashboard permits this, and the dashboard does not.
 
     Raises:
         PageError: the request is refused. Nothing was changed.

@@ -1,7 +1,8 @@
-"""The ASGI application of the dashboard: its pages, its changes, and its error pages.
+"""The ASGI application of the dashboard: its pages, its forms that change something, and its error
+pages.
 
 To add a page, write a module with a `Page` and a template, and add the page to `PAGES`. To add a
-change, write a `ChangeRoute`, and add it to `CHANGE_ROUTES`.
+form, write a `ChangeRoute`, and add it to `CHANGE_ROUTES`.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ FORM_FIELDS_MAX = 1_100
 FORM_BYTES_MAX = 256 * 1024
 _QUESTION_CACHE_CONTROL = "private, no-cache"
 """The header `Cache-Control` of a page that asks for confirmation of a change. The browser may
-store the page for its button Back, but must not use it for a new request. If it could not store the
-page, the button Back would ask the user whether to send the form again."""
+store the page and show it again when the user goes back, but must not use it for a new request. If
+the browser could not store the page, it would ask a user who goes back whether to send the form
+again."""
 _QUESTION_PAGE_FIELDS = (CSRF_TOKEN_FIELD, CONFIRMED_FIELD)
 """The form fields that the confirmation page sets itself. It copies all other fields from the form
 that requested the change."""
@@ -118,7 +120,8 @@ def make_app(client: Client, options: DashboardOptions) -> Starlette:
 
 
 class _DashboardApp:
-    """The pages, changes and error handlers of the dashboard."""
+    """Answers the requests for pages, the forms that change something, and the errors of the
+    dashboard."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -155,7 +158,8 @@ class _DashboardApp:
     async def _send_page(self, page: Page, request: Request) -> Response:
         view = await self._make_page_request(request)
         message = read_flash_message(request)
-        if message is not None:  # another process may have made the change
+        if message is not None:
+            # The message reports a change. If another process made it, these caches are too old.
             self._site.invalidate_caches(_get_age_of_timestamp(message.changed_at))
         times = {"rendered": time.time()} | ({"changed": message.changed_at} if message else {})
         values = await page.load(view)
@@ -211,7 +215,8 @@ class _DashboardApp:
         followed = view._replace(
             path_params=found["path_params"],
             query=QueryParams(place.query),
-            access=view.access._replace(user=None),  # all users with these rights share the region
+            # All users with these rights get the same content, so it has no user.
+            access=view.access._replace(user=None),
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
         if "changed" in request.query_params:

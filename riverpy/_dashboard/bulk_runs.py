@@ -1,4 +1,5 @@
-"""Bulk runs: changes of all jobs that match a search. They continue when the user closes the page.
+"""Bulk runs: changes of all jobs that match a search. A run continues when the user closes the
+page.
 
 A run is a background task of the client, so it ends when the application closes the client. Its
 progress and result are stored only in the memory of this process.
@@ -43,7 +44,8 @@ class _RunStoppedError(Exception):
 
 
 class BulkChangePlan(NamedTuple):
-    """What a run changes: the action, the filters of the jobs, and facts for its page."""
+    """What a bulk run does: the action, and the filters that select the jobs. The other fields are
+    for the page of the run and for the log."""
 
     run_id: str
     action: JobAction
@@ -51,7 +53,8 @@ class BulkChangePlan(NamedTuple):
     filters_text: str
     """The filters in words, for the page and the log."""
     list_path: str
-    """The path of the page that lists these jobs, relative to the dashboard's mount path."""
+    """The path of the page that lists the jobs that pass the filters, relative to the dashboard's
+    mount path."""
     user: str | None
     matched: int
     """The number of jobs that matched when the run started."""

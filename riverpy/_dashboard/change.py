@@ -1,4 +1,5 @@
-"""ChangeRoute: the forms of the dashboard that change something. A form may need a confirmation."""
+"""ChangeRoute: the path and the parser of a form of the dashboard that changes something. The
+change may need a confirmation by the user."""
 
 from __future__ import annotations
 
@@ -49,11 +50,11 @@ class RequestedChange(NamedTuple):
     """The change that a form requests."""
 
     apply: Callable[[Site, Access], Awaitable[FlashMessage | None]]
-    """Make the change, log it with the name of the user, and return the message for the user. None:
-    the next page shows the result without a message."""
+    """The function that makes the change, logs it with the name of the user, and returns the
+    message for the user. If it returns None, the next page shows the result without a message."""
     question: ConfirmationQuestion | Callable[[Site], Awaitable[ConfirmationQuestion]] | None = None
-    """The question to confirm, or a function that reads its facts and returns it. None: the change
-    needs no confirmation."""
+    """The question that the user must confirm, or a function that reads the data for the question
+    and returns the question. None: the change needs no confirmation."""
     next_path: str | None = None
     """The path of the page that shows the result. None: return to the page from which the user
     came."""
@@ -65,8 +66,9 @@ class ChangeRoute(NamedTuple):
     path: str
     """The path relative to the dashboard's mount path, as a Starlette route."""
     parse_form: Callable[[Mapping[str, Any], QueryParams], RequestedChange]
-    """Return the change that a form requests. The arguments are the parameters of the path and the
-    fields of the form. Raise PageError if the form does not come from this dashboard."""
+    """The function that parses a form and returns the requested change. Its arguments are the
+    parameters of the path and the fields of the form. It raises PageError if the form does not come
+    from this dashboard."""
     default_back_path: str
     """The path of the page to show after the change if the form does not name one."""
 

@@ -1,5 +1,5 @@
 """DoctorCache: runs the checks of `riverpy doctor` and keeps their findings. All pages and users
-share them."""
+share the findings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RUN_TIMEOUT = 120.0
 """The timeout of one run of all checks, in seconds. After that, the run ends with the findings so
 far."""
 RUN_PAUSE_FACTOR = 20.0
-"""How long the findings of a slow run are used, as a multiple of its duration. So the checks run
-for at most a twentieth of the time."""
+"""The minimum pause after a run of the checks, as a multiple of the run's duration. So the checks
+run for at most a twentieth of the time."""
 
 
 class DoctorReport(NamedTuple):
@@ -47,9 +47,9 @@ class DoctorReport(NamedTuple):
 
 
 class DoctorCache:
-    """Runs the checks of `riverpy doctor`, at most one run at a time. A request starts a run if the
-    findings are too old, and the run ends at the latest with this request. All other requests use
-    the last findings."""
+    """Runs the checks of `riverpy doctor`, at most one run at a time, and keeps the findings. A
+    request starts a run if the findings are too old. If this request is cancelled, its run is
+    cancelled too. All other requests use the last findings."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -1,5 +1,6 @@
-"""HealthSummary: sentences under a headline. Also makes the sentences about leaders, leases and the
-checks of `riverpy doctor` that several pages show."""
+"""HealthSummary: a headline, and sentences about the health of clients, queues or jobs below it.
+The functions of this module also make the sentences that several pages show: about leaders, leases,
+and the checks of `riverpy doctor`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _HEADLINE_BY_HEALTH: dict[Health, str] = {
 
 
 class HealthSummary(NamedTuple):
-    """Sentences under a headline, the most urgent first."""
+    """A headline, and sentences about the health of clients, queues or jobs below it. The most
+    urgent sentence comes first."""
 
     health: Health
     headline: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 COUNTS_AGE_MAX = 10.0
-"""How long the result of a read is used again, in seconds. This applies to errors too. Workers
+"""How long the cache keeps the result of a read, or the error of a failed read, in seconds. Workers
 write new counts only once a minute."""
 CACHED_READS_MAX = 200
 """The maximum number of cached results. If there are more, the oldest is dropped."""

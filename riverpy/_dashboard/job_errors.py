@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 ERROR_LINE_LENGTH_MAX = 120
 """The maximum number of characters of an error's first line in a list."""
 ERROR_LENGTH_READ_MAX = 1_000
-"""The maximum number of characters to read of an error. Passwords are masked before the text is cut
-to its final length. In a shorter text, the part that marks a password could be missing."""
+"""The maximum number of characters to read of an error. Passwords are masked in this text, before
+it is cut to the length that a page shows. If less were read, the text could end before the
+characters by which a password is recognized, such as the `@` in a URL."""
 ERRORS_BYTES_MAX = 16 * 1024
-"""The maximum size of a job's column `errors` in bytes for the groups. Jobs with larger errors are
-not read."""
+"""The maximum size in bytes of a job's column `errors`. When jobs are grouped by their last error,
+jobs with a larger column are not read."""
 GROUPED_JOBS_MAX = 1_000
 """The maximum number of jobs to group."""
 GROUPS_SHOWN_MAX = 10
@@ -44,11 +45,13 @@ class ErrorGroup(NamedTuple):
     """The first line of the error, shortened. Empty: there is no error."""
     job_count: int
     path: str
-    """The path of the page that lists these jobs, relative to the dashboard's mount path."""
+    """The path of the page that lists the jobs of this group, relative to the dashboard's mount
+    path."""
 
 
 class ErrorGroups(NamedTuple):
-    """The groups of the jobs at the start of a list."""
+    """The result of grouping jobs by kind and last error. Only the jobs at the start of a list are
+    grouped."""
 
     groups: list[ErrorGroup]
     """The largest groups, sorted by size."""
@@ -100,8 +103,9 @@ def _get_first_line(text: str) -> str:
 
 
 def _find_common_prefix(line: str, whole: str) -> str:
-    """Return the part at the start of a shown line that is the same in the stored error. It ends
-    before a masked password, or where the line was shortened."""
+    """Return the text with which both `line` and `whole` begin. `whole` is the first line of a
+    stored error, and `line` is the same line as a page shows it. They differ from the first masked
+    password on, or from where the shown line was shortened."""
     length = 0
     for shown, stored in zip(line, whole, strict=False):
         if shown != stored:

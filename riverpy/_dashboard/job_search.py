@@ -1,5 +1,5 @@
-"""JobSearch: the filters of a job list, which are in the query of the page. Limits keep a search
-fast."""
+"""JobSearch: the filters of a job list, which are in the URL query of the page. A search reads only
+a limited number of jobs, so that it stays fast."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters, JobOrder
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs of a state or queue that are searched if there are further filters."""
+"""The maximum number of jobs that a search reads for each state or queue if it has other filters
+too, such as a tag."""
 SORTED_JOBS_MAX = 2_000
-"""The maximum number of jobs of a state or queue that are sorted if there are no further filters. A
-search by kind has the same limit, because it rarely reads all jobs of the kind."""
+"""The maximum number of jobs that a search reads and sorts for each state or queue if it has no
+other filters. A search by kind has the same limit, because it is useful only for a kind with few
+jobs: if a kind has more, the next source is searched too."""
 FILTER_LENGTH_MAX = 1_000
 """The maximum number of characters of a filter's text."""
 LABEL_BY_FILTER = {
@@ -52,7 +54,7 @@ LABEL_BY_FILTER = {
     "priority": "Priority",
     "id": "Ids",
 }
-"""The names of the filters in the query of the page, with their labels in the form."""
+"""The names of the filters in the URL query of the page, with their labels in the form."""
 EXAMPLE_BY_FILTER = {"args": '{"customer": "acme"}', "metadata": '{"tenant": 7}'}
 """An example for each filter whose text is a JSON object."""
 _WORDS_BY_FILTER = {
@@ -60,7 +62,8 @@ _WORDS_BY_FILTER = {
     "args": "args that contain",
     "metadata": "metadata that contain",
 }
-"""Words for the filters whose names do not explain them."""
+"""The words for some filters in a description of a search, such as `args that contain {"a": 1}`.
+The other filters are described by their names, such as `kind mail`."""
 _KEY_BY_FILTER = {
     "state": "states",
     "kind": "kinds",
@@ -73,7 +76,8 @@ _KEY_BY_FILTER = {
 _SELECTIVE_SQL_PARTS = {
     *("kinds", "queues", "priorities", "tags_all", "tags_any", "metadata", "args", "error")
 }
-"""The optional parts of the SQL statement whose filters may exclude most jobs."""
+"""The names of the filters that may exclude most jobs. The optional parts of the search's SQL
+statement have the same names."""
 _DESCRIPTION_BY_SOURCE: dict[SearchSource, str] = {
     "ids": "",
     "newest": "the newest {} jobs of the table",
@@ -89,10 +93,10 @@ class FoundJobs(NamedTuple):
 
     jobs: list[JobRow]
     damaged: dict[int, str]
-    """The jobs that the server cannot read, by id. The values are the server's errors."""
+    """The server's errors for the jobs that it cannot read, by job id."""
     sampled_ids: list[int]
-    """The ids of the jobs of this page and of jobs behind it. The page groups these jobs by their
-    errors."""
+    """The ids of the jobs of this page, followed by those of further pages, up to a limit. The page
+    groups all these jobs by their errors."""
     next_cursor: str | None
     """The cursor of the next page. None: this is the last page."""
     limit_note: str | None
@@ -105,15 +109,15 @@ class FoundJobIds(NamedTuple):
 
     ids: list[int]
     sampled_ids: list[int]
-    """The ids of this page and of jobs behind it."""
+    """The ids in `ids`, followed by those of further pages, up to a limit."""
     next_cursor: str | None
     """The cursor of the next page. None: this is the last page."""
     limit_note: str | None
     """A description of the searched jobs if the search had a limit. None: all jobs were
     searched."""
     damaged: dict[int, str]
-    """The jobs that the server cannot read, by id, so that it is not known whether they pass the
-    filters. The values are the server's errors."""
+    """The server's errors for the jobs that it cannot read, by job id. It is not known whether
+    these jobs pass the filters."""
 
 
 class SearchError(PageError):
@@ -132,10 +136,10 @@ class SearchError(PageError):
 
 
 class JobSearch(NamedTuple):
-    """A search for jobs, from the query of a page."""
+    """A search for jobs, from the URL query of a page or from a form."""
 
     texts: Mapping[str, str]
-    """The texts of the filters in the search, by their names in the query."""
+    """The texts of the filters in the search, by their names in the URL query."""
     filters: CheckedFilters
     after: str | None
 
@@ -168,10 +172,10 @@ class JobSearch(NamedTuple):
 
 
 def parse_search(query: QueryParams, *, non_filter_names: Collection[str] = ()) -> JobSearch:
-    """Parse the search in the query of a page or in the fields of a form.
+    """Parse the search in the URL query of a page or in the fields of a form.
 
     Args:
-        query: the parameters of the query, or the fields of the form.
+        query: the parameters of the URL query, or the fields of the form.
         non_filter_names: the names of parameters that are not filters.
 
     Raises:
@@ -193,7 +197,8 @@ def parse_search(query: QueryParams, *, non_filter_names: Collection[str] = ()) 
 
 
 def parse_filters(texts: Mapping[str, str]) -> JobFilters:
-    """Convert the texts of filters to JobFilters. The keys of `texts` are the names in the query.
+    """Convert the texts of filters to JobFilters. The keys of `texts` are the names in the URL
+    query.
 
     Raises:
         SearchError: the text of a filter is invalid.
@@ -263,8 +268,8 @@ async def find_jobs(
 async def read_jobs(
     tx: Transaction, schema: str | None, ids: Sequence[int]
 ) -> tuple[list[JobRow], dict[int, str]]:
-    """Return the existing jobs with these ids, in the order of the ids. Also return the server's
-    errors for the jobs that it cannot read, by id."""
+    """Return the jobs with these ids, in the order of `ids`. Jobs that do not exist are left out.
+    Also return the server's errors for the jobs that it cannot read, by job id."""
     parts, damaged = await read_jobs_in_parts(
         tx, ids, lambda part: jobs.job_get_many(tx, schema, part)
     )

@@ -43,8 +43,8 @@ REGIONS_MAX = 50
 """The maximum number of regions with open streams. Requests for further regions get the status 503
 too."""
 STREAM_SECONDS_MAX = 300.0
-"""The maximum duration of a stream in seconds. Then the browser connects again, so that its rights
-are checked again."""
+"""The maximum duration of a stream in seconds. Then the browser connects again, so that the rights
+of its user are checked again."""
 RETRY_AFTER_SECONDS = 30
 _AGE_PATTERN = re.compile(rb'(<time datetime="[^"]*")[^>]*>[^<]*')
 _STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must not buffer events
@@ -68,11 +68,11 @@ class LiveRegion:
         self.due_at = 0.0
         """The monotonic time at which the region must be rendered again."""
         self.rendered_at = self._changed_at = -math.inf
-        """The start of the last rendering, and the time of the last known change. Both are
-        monotonic times."""
+        """`rendered_at` is the time at which the last rendering started. `_changed_at` is the time
+        of the last known change in the database. Both are monotonic times."""
         self.version = 0
-        """The version number of the content. It does not increase if only ages in the content
-        change."""
+        """The version number of the content. It does not increase if only texts for the age of a
+        time change, such as `5m ago`."""
         self.content = b""
         self.problem: str | None = None
         """Why the last rendering failed. None: it succeeded."""
@@ -102,8 +102,8 @@ class LiveRegion:
             self.due_at = ended if was_changed_since else ended + pause
 
     def invalidate_before(self, changed_at: float) -> None:
-        """Mark the region as due if its last rendering began before `changed_at`. This is the
-        monotonic time of a change in the database."""
+        """Make the region due for a new rendering if its last rendering began before `changed_at`,
+        the monotonic time of a change in the database."""
         self._changed_at = max(self._changed_at, changed_at)
         if self.rendered_at < changed_at:
             self.due_at = 0.0
@@ -117,8 +117,8 @@ class LiveRegions:
         self._follower_count = 0
 
     def invalidate_before(self, changed_at: float) -> None:
-        """Mark all regions as due whose last rendering began before `changed_at`. This is the
-        monotonic time of a change in the database."""
+        """Make each region due for a new rendering if its last rendering began before `changed_at`,
+        the monotonic time of a change in the database."""
         for region in self._region_by_key.values():
             region.invalidate_before(changed_at)
 

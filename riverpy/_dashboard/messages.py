@@ -26,7 +26,9 @@ class FlashMessage(msgspec.Struct, frozen=True):
 
     text: str
     state: Literal["ok", "look", "act"] = "ok"
-    """`ok`: the whole change was made. `look`: a part was not made. `act`: nothing was changed."""
+    """How the page marks the message, as in `Health`. `ok`: the whole change was made. `look`: a
+    part of the change was not made, or the user should read the message. `act`: nothing was
+    changed."""
     link: str = ""
     """The path of a page with more information, relative to the dashboard's mount path. Empty:
     there is no link."""

@@ -22,7 +22,8 @@ RESPONSE_STATUS_KEY = "response_status"
 
 
 class PageRequest(NamedTuple):
-    """One request for a page: the dashboard, the parameters, and the rights of the user."""
+    """What a page needs to answer a request: the dashboard, the parameters of the request, and the
+    rights of the user."""
 
     site: Site
     path_params: Mapping[str, Any]

@@ -22,7 +22,8 @@ def is_same_site_path(path: str) -> bool:
 
 
 def quote_name_for_sentence(name: str) -> str:
-    """Return a name from a request in quotes, for a sentence. A long name is shortened."""
+    """Return a name in quotes, for use in a sentence. A request contains the name, so it may be
+    long and is then shortened."""
     return repr(shorten_line(name, QUOTED_NAME_LENGTH_MAX))
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import LeaderStatus, OverallStatus
 
 SEARCHED_JOBS_MAX = 10_000
-"""How many of the newest jobs in the table are searched for the last job of a periodic job."""
+"""The maximum number of jobs that a search for the last jobs of periodic jobs reads. It reads the
+newest jobs of River's job table."""
 
 
 def split_periodic_id(row_id: str) -> tuple[str, str]:
@@ -143,9 +144,9 @@ async def find_last_jobs(
                 tx, schema, periodic_job_ids=ids, searched_jobs_max=SEARCHED_JOBS_MAX
             )
     except PostgresError as error:
-        if not is_damaged_or_untranslatable_error(error):  # the server cannot read one of the jobs
+        if not is_damaged_or_untranslatable_error(error):
             raise
-        return {}
+        return {}  # the server cannot read one of the jobs
     by_row = {entry.id: found.get(split_periodic_id(entry.id)[0]) for entry in entries}
     uses = Counter(split_periodic_id(entry.id)[0] for entry in entries)
     return {

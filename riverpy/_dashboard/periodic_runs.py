@@ -45,7 +45,8 @@ class ListedRun(NamedTuple):
     """The time at which the run was scheduled or requested. None: not known."""
 
     def describe(self) -> HealthSentence:
-        """Return a sentence about the last run by schedule and the state of its job."""
+        """Return a sentence about this run and the state of its job. Call this only for the last
+        run that the schedule caused, because the sentence calls it `the last run by schedule`."""
         health, outcome = _OUTCOME_BY_STATE.get(self.state, ("ok", f"is {self.state}"))
         due = "" if self.due_at is None else f" was due at {format_utc(self.due_at)}. It"
         text = f"The last run by schedule{due} {outcome}."
@@ -53,7 +54,7 @@ class ListedRun(NamedTuple):
 
 
 def make_run_of_inserted_job(job: InsertedPeriodicJob) -> ListedRun:
-    """Convert a row of a search for the jobs of periodic jobs to a ListedRun."""
+    """Convert an InsertedPeriodicJob, i.e. some columns of a job, to a ListedRun."""
     run = None if job.run_json is None else decode_periodic_insert_reason(job.run_json)
     return _make_run(job.job_id, job.kind, job.queue, job.state, run)
 

@@ -103,8 +103,8 @@ class PlotSection(NamedTuple):
     width: int
     """The number of steps."""
     unknown_steps: int
-    """The number of steps at the start for which nothing was counted, so that their attempts are
-    not known."""
+    """The number of steps at the start of the time range that ended before counting began. The
+    numbers of their attempts are not known."""
     times: Sequence[str]
     """The start times of the first, the middle and the last step."""
     rows: Sequence[PlotRow]
@@ -125,11 +125,12 @@ class Sparkline(NamedTuple):
 async def load_plots(
     view: PageRequest, status: OverallStatus, path: str, *, queue: str | None = None
 ) -> PlotSection:
-    """Read the counts of the time range in the page's query, and return their plots.
+    """Read the counts of the time range in the page's URL query, and return their plots.
 
     Args:
-        view: the page. Its query may contain the time range.
-        status: the status. It shows whether clients other than riverpy work jobs too.
+        view: the request for the page. Its query may contain the time range.
+        status: the status of all clients. It shows whether clients other than riverpy work jobs
+            too.
         path: the path of the page, for the links to other time ranges.
         queue: the queue. None: all queues together.
 
@@ -330,9 +331,11 @@ def _describe_totals(rows: Sequence[PlotRow], time_range: TimeRange, *, are_coun
 
 
 def _describe_wait_percentile(attempts: int, overs: Sequence[int], longest: float) -> str:
-    """Return a text with the limit that at least 95 % of the waits did not exceed. Waits are
-    counted only by the limits in `WAIT_BOUNDS_SECONDS`. The text is empty if this limit is the
-    longest wait. It says so if more than 5 % of the waits exceeded the last limit.
+    """Return a text about the wait that at least 95 % of the jobs did not exceed.
+
+    This wait is known only as one of the limits in `WAIT_BOUNDS_SECONDS`, because only the number
+    of waits above each limit is stored. If more than 5 % of the waits exceeded the last limit, the
+    text reports this. If the limit equals the longest wait, the text is empty.
 
     Args:
         attempts: the number of waits.

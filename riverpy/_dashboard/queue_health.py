@@ -50,10 +50,10 @@ in all languages update the row every 10 minutes."""
 
 
 SAMPLED_JOBS_MAX = 1_000
-"""The maximum number of waiting jobs of one queue whose kinds are read. If many queues are read,
-the number for each queue is smaller."""
+"""The maximum number of waiting jobs that are read from one queue to find their kinds. If many
+queues are read, the number for each queue is smaller."""
 SAMPLED_JOBS_TOTAL_MAX = 4_000
-"""The maximum number of waiting jobs in all queues together whose kinds are read."""
+"""The maximum number of waiting jobs that are read from all queues together to find their kinds."""
 SAMPLED_QUEUES_MAX = 20
 """The maximum number of queues whose waiting jobs are read to find kinds without a worker."""
 KINDS_WITHOUT_WORKER_MAX = 100
@@ -113,7 +113,7 @@ class QueueFacts(NamedTuple):
 
 
 async def read_queue_facts(client: Client, fleet: OverallStatus) -> list[QueueFacts]:
-    """Read the facts about each queue of a status."""
+    """Read the facts about each queue that the status `fleet` contains."""
     schema = client.config.schema
     async with open_read_transaction(client) as tx:
         now = await read_server_time(tx)
@@ -141,9 +141,10 @@ async def add_queue_to_status(
     name: str,
     clients: Sequence[ClientRow] = (),
 ) -> OverallStatus:
-    """Return a status that contains this queue. A status leaves out some queues if there are too
-    many. If it left out this queue, read the counts of the queue. `clients` are the clients that
-    work it."""
+    """Return a status that contains the queue `name`. If `fleet` contains the queue, return
+    `fleet`. A status leaves out some queues if there are too many. In this case, read the counts of
+    the queue, and return `fleet` with only this queue. `clients` are the clients that work the
+    queue."""
     if any(queue.name == name for queue in fleet.queues):
         return fleet
     ended = await read_ended_jobs(
@@ -184,8 +185,8 @@ def make_queue_facts(
     kinds_without_worker: Mapping[str, Sequence[str]],
     read_at: datetime,
 ) -> list[QueueFacts]:
-    """Return the facts about each queue of a status. `rows` are the rows of River's queue table, by
-    name."""
+    """Return the facts about each queue that the status `fleet` contains. `rows` are the rows of
+    River's queue table, by queue name."""
     domains = {queue: domain for domain in fleet.domains for queue in domain.queues}
     silent: dict[str, list[WorkerStatus]] = {}
     for worker in fleet.workers:

@@ -38,7 +38,8 @@ class ErrorAnswer(msgspec.Struct):
 
 
 class ApiCall(NamedTuple):
-    """One call of an endpoint: the dashboard, and the rights of the caller."""
+    """What an endpoint needs to answer a request, except the input: the dashboard, and the rights
+    of the user."""
 
     site: Site
     access: Access

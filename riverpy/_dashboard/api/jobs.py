@@ -1,4 +1,5 @@
-"""The endpoints of the dashboard's JSON API for jobs. Their fields are those of River UI."""
+"""The endpoints of the dashboard's JSON API for jobs. The inputs and answers have the fields of
+River UI's API."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 JOBS_PER_LIST_DEFAULT = 20
 JOBS_PER_LIST_MAX = 1_000
 JOBS_PER_READ = 20
-"""The number of whole jobs that are in memory at a time while a list is read."""
+"""The number of jobs that are read at a time with their args, errors and other large columns. A
+list is read in such parts to limit the memory."""
 LISTED_ARGS_LENGTH_MAX = 20_000
 """The maximum number of characters of a job's args in a list. Longer args are left out."""
 VALUES_PER_FILTER_MAX = 100
@@ -181,8 +183,8 @@ async def list_jobs(call: ApiCall, given: ListJobsInput) -> JobList:
 async def _read_summaries(
     site: Site, tx: Transaction, ids: Sequence[int]
 ) -> tuple[list[JobSummary], list[UnreadableJob]]:
-    """Return the readable jobs, and the jobs that the server cannot read. Args can be large, so
-    only a few whole jobs are in memory at a time."""
+    """Return the readable jobs, and the jobs that the server cannot read. Args can be large, so the
+    jobs are read in parts of `JOBS_PER_READ`."""
     summaries: list[JobSummary] = []
     damaged: list[UnreadableJob] = []
     for start in range(0, len(ids), JOBS_PER_READ):

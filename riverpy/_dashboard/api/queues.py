@@ -1,4 +1,5 @@
-"""The endpoints of the dashboard's JSON API for queues. Their fields are those of River UI."""
+"""The endpoints of the dashboard's JSON API for queues. The inputs and answers have the fields of
+River UI's API."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _JobCount = Annotated[
 
 
 class ConcurrencyPartition(msgspec.Struct):
-    """How River Pro groups the running jobs of a queue. The limits apply to each group alone."""
+    """How River Pro groups the running jobs of a queue: by some of their args, by kind, or both.
+    `global_limit` and `local_limit` limit the jobs of each group."""
 
     by_args: list[str] | None = None
     by_kind: bool = False
@@ -45,7 +47,7 @@ class ConcurrencyLimits(msgspec.Struct):
 
 
 class QueueDetails(msgspec.Struct):
-    """One queue, with the numbers of its jobs."""
+    """One queue, with the number of its available jobs and of its running jobs."""
 
     count_available: _JobCount
     count_running: _JobCount
@@ -151,7 +153,8 @@ async def update_queue(call: ApiCall, given: UpdateQueueInput) -> QueueDetails:
         return await get_queue(call, QueueInput(given.name))
     async with (
         acquire_connection(client) as connection,
-        connection.transaction(isolation="repeatable_read"),  # fails if the queue has changed
+        # The update fails if another session has changed the queue after this read.
+        connection.transaction(isolation="repeatable_read"),
     ):
         metadata = dict((await client.queue_get(given.name, tx=connection)).metadata)
         metadata.pop(_CONCURRENCY_KEY, None)

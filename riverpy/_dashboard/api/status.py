@@ -1,5 +1,5 @@
 """The endpoints of the dashboard's JSON API for job counts, names of kinds and queues, health and
-features. Their fields are those of River UI."""
+features. The inputs and answers have the fields of River UI's API."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ class BulkChangeForm(NamedTuple):
 
 async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]:
     """Return the number of jobs that match, up to `MATCHES_COUNTED_MAX`, and whether this number is
-    exact. If the count takes too long, count only the jobs that a list would search."""
+    exact. If the count takes too long, or the server cannot read a job, search only the limited
+    number of jobs that the page with the list of jobs searches, and count the matches among
+    them."""
     schema = site.client.config.schema
     try:
         async with open_read_transaction(site.client) as tx:
@@ -107,10 +109,11 @@ async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]
 
 
 def parse_bulk_change_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
-    """Return the change of all matching jobs that a form requests.
+    """Parse a form that changes all jobs that match a search. Return the requested change.
 
     Raises:
-        PageError: the form does not come from this dashboard, or does not contain a state.
+        PageError: the form does not come from this dashboard, does not contain a state, or requests
+            an action that is not possible for jobs in this state.
     """
     search = parse_search(fields, non_filter_names=_NON_FILTER_FIELDS)
     action = fields.get("action", "")

@@ -82,7 +82,7 @@ class JobChangeForm(NamedTuple):
 
 
 def parse_job_change_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
-    """Return the change of jobs that a form requests.
+    """Parse a form that retries, cancels or deletes chosen jobs. Return the requested change.
 
     Raises:
         PageError: the form does not come from this dashboard, or contains no job or too many jobs.

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobState
 
 USER_LENGTH_MAX = 200
-"""The maximum number of characters of the user's name that is stored with a requested run."""
+"""The maximum number of characters of the user's name. The name is stored with the user's request
+to run a periodic job."""
 PeriodicAction: TypeAlias = Literal["pause", "resume", "run"]
 
 
@@ -50,7 +51,7 @@ class PeriodicChangeForm(NamedTuple):
 def parse_periodic_change_form(
     _path_params: Mapping[str, Any], fields: QueryParams
 ) -> RequestedChange:
-    """Return the change of a periodic job that a form requests.
+    """Parse a form that pauses, resumes or runs a periodic job. Return the requested change.
 
     Raises:
         PageError: the form does not come from this dashboard.
@@ -130,7 +131,8 @@ def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> F
 
 
 async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
-    """Return the message about a requested run. It contains the leader that inserts the job."""
+    """Return the message for the user who has requested a run of a periodic job. If there is a
+    leader that can insert the job of this run, the message contains the leader's id."""
     name = format_with_escapes(before.id)
     if before.run_requested_at is not None:
         return FlashMessage(

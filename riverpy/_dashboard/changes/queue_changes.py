@@ -50,7 +50,7 @@ _DELETED_STATES_BY_ACTION: dict[QueueAction, tuple[str, ...]] = {
 }
 """The states of the jobs that each action deletes."""
 _WORDS_BY_STATE = {"available": "waiting", "scheduled": "scheduled", "retryable": "retrying"}
-"""The words for these states on the pages."""
+"""The words that pages and messages use for the states of the jobs that a form deletes."""
 
 
 class QueueChangeForm(NamedTuple):
@@ -78,7 +78,8 @@ class QueueChangeForm(NamedTuple):
 def parse_queue_change_form(
     _path_params: Mapping[str, Any], fields: QueryParams
 ) -> RequestedChange:
-    """Return the change of a queue that a form requests.
+    """Parse a form that pauses or resumes queues, or deletes the jobs of a queue. Return the
+    requested change.
 
     Raises:
         PageError: the form does not come from this dashboard.

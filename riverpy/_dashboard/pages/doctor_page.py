@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.finding import Finding
 
 FINDINGS_AGE_MAX = 60.0
-"""The maximum age of the findings in seconds. While the page is open, the checks run again after
-this time."""
+"""The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
+checks of `riverpy doctor` run again after this time."""
 
 
 async def load_doctor_page(view: PageRequest) -> Mapping[str, object]:
-    """Return the last findings. If they are too old, the checks run after this page is sent."""
+    """Return the last findings of `riverpy doctor`. If they are too old, its checks run after this
+    page is sent."""
     doctor = view.site.doctor
     report = doctor.last
     findings: Sequence[Finding] = () if report is None else report.findings

@@ -41,13 +41,15 @@ if TYPE_CHECKING:
 
 FINDINGS_AGE_MAX = 120.0
 """The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
-checks run again after this time."""
+checks of `riverpy doctor` run again after this time."""
 QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Queues with the longest waits come first."""
 QUEUES_NAMED_MAX = 5
-"""The maximum number of queues with long waits that have their own sentence."""
+"""The maximum number of sentences about long waits. Each sentence is about one queue. A last
+sentence counts the other queues."""
 STUCK_JOBS_NAMED_MAX = 5
-"""The maximum number of stuck jobs of one worker that a sentence lists."""
+"""The maximum number of jobs that the sentence about a worker with stuck jobs lists. A stuck job
+ignores its cancellation."""
 PERIODIC_JOBS_READ_MAX = 1_000
 """The maximum number of periodic jobs that are read to find the paused ones."""
 
@@ -83,10 +85,11 @@ PAGE = Page("home", "/", "home.html", load_home_page, "Home", findings_age_max=F
 def _describe_status(
     status: OverallStatus, facts: Sequence[QueueFacts], stuck_jobs: Sequence[StuckJob]
 ) -> list[HealthSentence]:
-    """Return the sentences about a status. The leader, the workers, failed attempts, waits and
-    stuck jobs each have at least one sentence, even if nothing is wrong. Waits have none only if
-    the sentences about stuck jobs explain them all. The other topics, such as paused queues, have a
-    sentence only if there is something to report."""
+    """Return the sentences about the health of all clients and queues. The leader, the workers,
+    failed attempts, waits and stuck jobs each have at least one sentence, even if nothing is wrong.
+    There is one exception: if the sentences about stuck jobs explain all long waits, there is no
+    sentence about waits. The other topics, such as paused queues, have a sentence only if there is
+    something to report."""
     return [
         *describe_leaders(status),
         *_describe_workers(status),
@@ -179,8 +182,8 @@ def _describe_failed_attempts(status: OverallStatus) -> Iterator[HealthSentence]
 
 
 def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[HealthSentence]:
-    """Yield a sentence for each of the queues with the longest waits. The sentence gives the
-    reason."""
+    """Yield a sentence for each of the queues with the longest waits. The sentence contains the
+    reason for the waits."""
     behind = [
         (one, reason)
         for one in facts
@@ -299,7 +302,7 @@ def _describe_stuck_jobs(
             f"Jobs of {kind.kind}",
         )
     for worker in status.workers:
-        if worker.stuck and worker.state != "silent":  # a dead worker runs no jobs
+        if worker.stuck and worker.state != "silent":  # a silent worker counts as dead
             is_anything_stuck = True
             is_full = worker.slots is not None and worker.stuck >= worker.slots
             jobs = [one for one in stuck_jobs if one.client_id == worker.client_id]

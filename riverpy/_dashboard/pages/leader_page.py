@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import LeaderStatus, OverallStatus
 
 NAMES_SHOWN_MAX = 20
-"""The maximum number of queues, and of candidates, that the page shows for one domain. A candidate
-is a client that can become leader."""
+"""The maximum number of names that the page shows in one list: the queues or candidates of a
+domain, or the standbys of a lease. A candidate is a client that can become leader."""
 FINDINGS_AGE_MAX = 60.0
 """The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
-checks run again after this time."""
+checks of `riverpy doctor` run again after this time."""
 _UNDEFINED_COLUMN_SQLSTATE = "42703"
 """PostgreSQL's SQLSTATE for a missing column. It means that the tables have an older version."""
 _CHECK_NAMES = {"leader", "domains", "leases"}
@@ -74,7 +74,8 @@ class ListedLease(NamedTuple):
     lease: LeaseStatus
     expires_at: datetime
     lag: str
-    """How far the work of the holder is behind. Empty: the holder has not reported it."""
+    """The work that the holder of the lease has not done yet, in words, such as `40 items, the
+    oldest 1m5s, reported 3s ago`. Empty: the holder has not reported it."""
 
 
 async def load_leader_page(view: PageRequest) -> Mapping[str, object]:

@@ -57,9 +57,10 @@ class NextRunTimes(NamedTuple):
     zone_name: str | None = None
     """The name of the schedule's time zone. None: the schedule has no time zone."""
     local_times: Sequence[str] = ()
-    """The times of `times` as texts, in the schedule's time zone."""
+    """The run times in `times` as texts, in the schedule's time zone. Empty: `zone_name` is
+    None."""
     note: str = ""
-    """Why later times are not known. Empty: they are known."""
+    """Why the run times after the first one in `times` are not known. Empty: they are known."""
 
 
 async def load_periodic_job_page(view: PageRequest) -> Mapping[str, object]:
@@ -145,9 +146,9 @@ async def _find_last_job(
     found: FoundJobs,
     fleet: OverallStatus,
 ) -> ListedRun | None:
-    """Return the last job of the periodic job. This is the newest job in `found`. If `found` is
-    empty, it is the job of the last run, which may be older than the searched jobs. None: not
-    known."""
+    """Return the newest job that the periodic job inserted. This is the first job in `found`. If
+    the search found no job, because it reads only the newest jobs of the table, read the job of the
+    time `entry.last_run_at`. None: the job is not known."""
     if found.jobs:
         return make_run_of_job(found.jobs[0])
     if entry.last_run_at is None:
@@ -161,9 +162,9 @@ async def _find_last_job(
             )
             return None if job is None else make_run_of_inserted_job(job)
     except PostgresError as error:
-        if not is_damaged_or_untranslatable_error(error):  # the server cannot read the job
+        if not is_damaged_or_untranslatable_error(error):
             raise
-        return None
+        return None  # the server cannot read the job
 
 
 def compute_next_run_times(entry: PeriodicJobDashboardRow) -> NextRunTimes:

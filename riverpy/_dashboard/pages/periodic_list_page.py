@@ -38,14 +38,15 @@ class ListedPeriodicJob(NamedTuple):
     entry: PeriodicJobDashboardRow
     sentence: HealthSentence
     last_job: ListedRun | None
-    """The run of the last job, whatever its cause. None: not known."""
+    """The newest job that the periodic job inserted, by its schedule or by a request. None: not
+    known."""
     run_by_schedule: ListedRun | None
-    """The last run that the schedule caused. None: it is the same as `last_job`, or is not
+    """The newest job that the schedule caused. None: it is the same as `last_job`, or is not
     known."""
     kind: str | None
     """The kind of the jobs that the periodic job inserts. None: not known."""
     missing_run: str
-    """Why there is no last run. Empty: there is one."""
+    """Why `last_job` is None. Empty: `last_job` is not None."""
 
 
 async def load_periodic_list_page(view: PageRequest) -> Mapping[str, object]:

@@ -51,7 +51,8 @@ class QueueWorker(NamedTuple):
 
 
 class QueuePageData(NamedTuple):
-    """The data about one queue that the shared status does not contain."""
+    """The data about one queue that the status in `Site.statuses`, which all pages share, does not
+    contain."""
 
     row: Queue | None
     clients: Sequence[ClientRow]

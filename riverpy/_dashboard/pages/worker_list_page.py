@@ -39,7 +39,8 @@ class ListedWorker(NamedTuple):
     sentences: Sequence[HealthSentence]
     state: str
     leadership: str
-    """The leader domains of which the worker is the leader, or whether it can become leader."""
+    """A text: the leader domains of which the worker is the leader. If there are none: whether the
+    worker can become leader."""
     is_leader: bool
     domain: str | None
     """The leader domain of the worker. None: not known."""

@@ -44,7 +44,8 @@ STUCK_JOBS_SHOWN_MAX = 20
 
 
 class WorkerPageData(NamedTuple):
-    """The data about one worker that the shared status does not contain."""
+    """The data about one worker that the status in `Site.statuses`, which all pages share, does not
+    contain."""
 
     now: datetime
     client: ClientRow | None
