@@ -37,8 +37,8 @@ _SSLROOTCERT_SYSTEM = "system"
 _DEFAULT_HOSTS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
 """The hosts that asyncpg tries if no host is set."""
 
-# Each pattern takes linear time, even for a text from an attacker, because it is applied to one
-# word and each of its parts can match in only one way.
+# Each pattern is applied to one word of a text (see `_WORD_PATTERN`), and each part of the pattern
+# can match in only one way. So a search takes linear time, even in a text from an attacker.
 _USER_BEFORE_PASSWORD_PATTERNS = (
     re.compile(r"://[\w.%+~-]*+:"),
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
@@ -417,7 +417,8 @@ def _read_pg_service(service_name: str | None, environ: Mapping[str, str]) -> Ma
         if service_name not in parser.sections():
             raise ConfigError(f"there is no service {service_name!r} in {path}")
         found = dict(parser[service_name])
-    except (configparser.Error, OSError, UnicodeDecodeError):  # the text may show a password
+    # The text of these errors may contain a password. So the new error does not contain it.
+    except (configparser.Error, OSError, UnicodeDecodeError):
         raise ConfigError(
             f"the service {service_name!r} in {path} cannot be read: write lines NAME=VALUE below "
             f"[{service_name}], and % as %%"
@@ -441,7 +442,8 @@ def _service_file_path(environ: Mapping[str, str]) -> Path:
 
 def make_pg_variables_url(environ: Mapping[str, str] = os.environ) -> str:
     """Return a URL that selects the same server as the environment variables `PG*`. The URL
-    contains the service of PGSERVICE, because asyncpg reads this variable too late."""
+    contains the name of the service in PGSERVICE, because asyncpg reads this variable only after it
+    has read the service file, so that the variable has no effect."""
     service = environ.get("PGSERVICE")
     return f"{_EMPTY_URL}?service={quote(service, safe='')}" if service else _EMPTY_URL
 
@@ -465,11 +467,11 @@ class AsyncpgUrl(NamedTuple):
 
 
 def adapt_url_for_asyncpg(url: str, environ: Mapping[str, str] = os.environ) -> AsyncpgUrl:
-    """Remove the parameters that only libpq knows from a valid URL. asyncpg would send them to the
-    server as settings of the session.
+    """Return a valid URL without the parameters that asyncpg does not support. asyncpg would send
+    such a parameter to the server as a setting of the session.
 
     As in libpq, `sslrootcert=system` selects the certificates of the operating system and implies
-    `sslmode=verify-full`. It is replaced by the path of these certificates.
+    `sslmode=verify-full`. The value `system` is replaced by the path of these certificates.
 
     Raises:
         ConfigError: the URL has no `connect_timeout`, and PGCONNECT_TIMEOUT is not a number.

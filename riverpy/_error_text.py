@@ -16,7 +16,7 @@ ERROR_TEXT_LENGTH_MAX = 16 * 1024
 _TRUNCATION_MARK = " … [truncated]"
 _DENIED_OBJECT_PATTERN = re.compile(r"permission denied for (table|sequence|schema) (\S+)$")
 _RIGHTS_BY_OBJECT_NAME = {
-    "river_job": "SELECT, INSERT, UPDATE (kind)",  # to insert
+    "river_job": "SELECT, INSERT, UPDATE (kind)",  # the rights that inserts need
     "river_migration": "SELECT",
 }
 _RIGHTS_BY_OBJECT_TYPE = {
@@ -59,7 +59,8 @@ def get_error_message(error: BaseException) -> str:
 
 
 def truncate_text(text: str, length_max: int, suffix: str = "") -> str:
-    """If a text is longer than `length_max`, shorten it and append a mark and `suffix`."""
+    """If a text is longer than `length_max` characters, shorten it and append ` … [truncated]` and
+    `suffix`. The text and the mark together have `length_max` characters."""
     return (
         text
         if len(text) <= length_max

@@ -220,11 +220,11 @@ def _encode_decimal(value: Decimal, _depth: int) -> str:
 def _encode_members(
     members: Iterable[tuple[str | int, str | None, object]], depth: int, tag: Iterable[str] = ()
 ) -> str:
-    """Encode the members of an array or object, without its brackets. `tag` has encoded members to
-    put first.
+    """Encode the members of an array or object, without its brackets. `tag` contains the encoded
+    type tag of a Struct, such as `"type":"A"`, which is put first. Empty: there is no tag.
 
-    A member is a tuple: its key or index, the text to put before its value, and the value. If this
-    text is None, the encoded key is used.
+    A member is a tuple: its key or index, the text before its value (such as `"key":`), and its
+    value. If the text before the value is None, the key and a colon are encoded.
     """
     if depth >= JSON_DEPTH_MAX:
         raise _make_depth_error()
@@ -412,9 +412,9 @@ def compact_like_go(text: str, *, path: str = "$") -> str:
 
 
 def compact_object_like_go(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
-    """Remove spaces from the text of a JSON object, and apply Go's escapes; see `normalize`. If
-    `may_be_array` is True, the text may also be an empty array: River treats it as an empty object
-    in args."""
+    """Remove spaces from the text of a JSON object, and apply Go's escapes; see `compact_like_go`.
+    If `may_be_array` is True, the text may also be an empty array: River treats it as an empty
+    object in args."""
     compact = compact_like_go(text, path=path)
     if not compact.startswith("{") and not (may_be_array and compact == "[]"):
         raise ArgsError(f"{path}: must be a JSON object, got {compact[:80]}", path=path)

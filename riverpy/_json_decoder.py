@@ -156,7 +156,9 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
             types = [inner for _, inner in _list_inner_types(info)]
             if isinstance(info, inspect.StructType) and info.tag is not None:
                 types.insert(0, inspect.AnyType())
-            # If the lengths differ too much, msgspec raises an error with the path of the value.
+            # `items` may have more or fewer elements than `types`. Elements without a type stay
+            # unchanged. If the class does not allow this number of elements, msgspec raises an
+            # error with the path.
             return [*map(_convert_durations, items, types), *items[len(types) :]]
         case _:
             return value

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
 TEST_SIGNAL_TIMEOUT = 30.0
-"""Seconds that a test waits for a signal before it fails."""
+"""Seconds that a test waits for a `TestSignal` before the test fails."""
 SERVICE_PROGRESS_DELAY_MAX = 20.0
 """If a service shows no progress for this number of seconds after the expected time, it counts as
 stuck."""
@@ -73,8 +73,8 @@ class StopScope:
         self.progress_deadline = time.monotonic() + within + SERVICE_PROGRESS_DELAY_MAX
 
     def clear_progress_deadline(self) -> None:
-        """Remove the progress deadline, because the service waits for an event that may never
-        happen."""
+        """Remove the progress deadline. Call this before the service waits for an event that may
+        never happen."""
         self.progress_deadline = math.inf
 
     @property
@@ -96,7 +96,8 @@ class StopScope:
     @contextmanager
     def shield_from_stop(self, timeout: float, *, timeout_after_stop: float) -> Generator[None]:
         """Let the `with` block continue when the scope is stopped. The block may take `timeout`
-        seconds, but after a stop only `timeout_after_stop` seconds.
+        seconds in total, and at most `timeout_after_stop` seconds after the stop. If the scope was
+        stopped before the block, `timeout_after_stop` counts from the start of the block.
 
         Raises:
             TimeoutError: the block took too long.
@@ -145,9 +146,9 @@ class _ServiceGroupMember(NamedTuple):
 
 
 class ServiceGroup:
-    """Runs services, its members, in an `async with` block. When the block ends, the group stops
-    its members with the cause CLIENT_STOP, and waits for them. After an error in the block, it
-    cancels them without a cause.
+    """Runs services in an `async with` block. A service of the group is called a member. When the
+    block ends, the group stops its members with the cause CLIENT_STOP, and waits until they have
+    ended. After an error in the block, the group cancels its members without a cause.
 
     If a member fails, the group fails with the member's error.
     """
@@ -197,7 +198,7 @@ class ServiceGroup:
         ]
 
     def extend_progress_deadlines(self, seconds: float) -> None:
-        """Let the progress deadlines of all members end `seconds` later, because the event loop was
+        """Move the progress deadlines of all members `seconds` later, because the event loop was
         blocked for this time."""
         for scope in self._members:
             scope.progress_deadline += seconds
@@ -239,9 +240,10 @@ class ServiceGroup:
 
 @contextmanager
 def convert_base_exceptions(code_name: str, *, is_awaited: bool = False) -> Generator[None]:
-    """Convert exceptions of user code that are not subclasses of `Exception` into RuntimeError.
-    Otherwise they would end the process or look like a cancellation. `is_awaited`: whether the
-    `with` block awaits the code. Then a cancellation of this task is raised unchanged."""
+    """Raise RuntimeError instead of an exception of user code that is not a subclass of
+    `Exception`, such as SystemExit. Without this, the exception could end the process or look like
+    a cancellation. `is_awaited`: whether the `with` block awaits the user code. If True, a
+    cancellation of this task is raised unchanged, and also GeneratorExit."""
     try:
         yield
     except Exception:
@@ -288,7 +290,8 @@ async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[Re
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
         if not task.cancelled():
-            with convert_base_exceptions(code_name):  # here a GeneratorExit is converted too
+            # `await_call` raises a GeneratorExit of the user code unchanged. It is converted here.
+            with convert_base_exceptions(code_name):
                 task.result()
         raise
     if task.cancelled():
@@ -299,7 +302,8 @@ async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[Re
 
 async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Await `step` to its end, even if this task is cancelled. Then raise the cancellation. The
-    step must have a timeout of its own. Without an event loop, no code can cancel the step.
+    step must have a timeout of its own. In code that runs without an event loop (see
+    `riverpy/_without_loop.py`), `step` is awaited directly, because no code can cancel it there.
 
     A shielded scope of anyio is not enough: it protects the step from other scopes, but not from
     `task.cancel()`, which jobs and `asyncio.timeout` use.
@@ -365,7 +369,8 @@ class TestSignal:
         """Wait for the next event that no earlier call has waited for.
 
         Raises:
-            TimeoutError: no event happened within 30 s. The text has the name of the signal.
+            TimeoutError: no event happened within 30 s. The error text contains the name of the
+                signal.
         """
         if self._emitted_events is None:
             raise RuntimeError(f"signal {self._name!r} was not initialised by the test")

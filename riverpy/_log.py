@@ -14,8 +14,8 @@ from riverpy._log_events import (
 )
 
 EVENTS_PER_WINDOW_MAX = 10
-"""The maximum number of entries of one event that `RateLimitedLog` logs at their own level within
-`EVENT_WINDOW_SECONDS`."""
+"""How many times within `EVENT_WINDOW_SECONDS` a `RateLimitedLog` logs the same event at the level
+that the caller chose. Further entries of the event are logged at level debug."""
 EVENT_WINDOW_SECONDS = 60.0
 """The length of the period in which `RateLimitedLog` counts the entries of one event, in
 seconds."""
@@ -32,7 +32,8 @@ class LogEventWriter(Protocol):
     """Writes log events in the format of the command `riverpy`."""
 
     lowest_level: int
-    """The lowest level that is written, as a number of `logging`."""
+    """The lowest level that is written, as a level number of the module `logging`, such as
+    `logging.INFO`."""
 
     def write_log_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
         """Write an event. `level` is at least `lowest_level`."""
@@ -149,8 +150,9 @@ def get_logger(**keys: object) -> Log:
 def _find_configured_structlog() -> Any:
     """Return the module structlog if the program has configured it, otherwise None.
 
-    This function does not import structlog. Only a program that imports structlog can configure it,
-    and the import would take a fifth of the time to import riverpy.
+    This function does not import structlog. Only a program that imports structlog can configure it.
+    If riverpy imported structlog, this would take about a fifth of the time in which riverpy is
+    imported.
     """
     structlog: Any = sys.modules.get("structlog")
     is_configured = getattr(structlog, "is_configured", None)  # None during the import of structlog
@@ -160,9 +162,9 @@ def _find_configured_structlog() -> Any:
 class RateLimitedLog(Log):
     """A logger of events about single jobs or rows, with a limit for each event.
 
-    One cause can affect thousands of jobs. So an event is logged at its level up to
-    `EVENTS_PER_WINDOW_MAX` times within `EVENT_WINDOW_SECONDS`, then at debug. The first
-    entry over the limit also logs a warning.
+    One cause can affect thousands of jobs. So an event is logged at the level that the caller chose
+    up to `EVENTS_PER_WINDOW_MAX` times within `EVENT_WINDOW_SECONDS`, and then at level debug. At
+    the first entry over the limit, the warning `log events limited` is logged too.
     """
 
     __slots__ = ("_window_by_event",)

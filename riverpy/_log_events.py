@@ -1,8 +1,8 @@
 """The events that riverpy logs, one constant each. docs/logs.md explains them."""
 
-# The worker process
 from __future__ import annotations
 
+# The worker process
 WORKER_STARTED = "worker started"
 WORKER_STOPPED = "worker stopped"
 WORKER_STOPPED_WITH_ABANDONED_JOBS = "worker stopped with abandoned jobs"

@@ -1,11 +1,12 @@
 """Controls how the child processes of a worker import its main module.
 
-A child process runs jobs. It imports the worker's main module to find their functions. If this
-module starts a client without a check of `__name__`, each child would start a client too, and this
-client would start more children. So a client refuses to open during the import.
+A child process runs jobs of the worker. The child imports the worker's main module, because this
+module may define the functions that run the jobs. If the main module started a client without a
+check of `__name__`, each child would start a client too, and this client would start more children.
+So a client refuses to open during the import.
 
-The main module of the command `riverpy` has no functions of jobs, so its child processes do not
-import it.
+The main module of the command `riverpy` defines no functions that run jobs, so the child processes
+of this command do not import it.
 """
 
 from __future__ import annotations
@@ -52,14 +53,15 @@ def refuse_client_during_main_import() -> None:
 
 def disable_main_module_import() -> None:
     """Do not let child processes import the main module of this process. The command `riverpy`
-    calls this, because its main module has no functions of jobs."""
+    calls this, because its main module defines no functions that run jobs."""
     global _is_main_module_import_disabled
     _is_main_module_import_disabled = True
 
 
 def get_main_module_location() -> dict[str, str]:
-    """Return the name or the path of the main module that child processes import, under the key
-    that multiprocessing uses for it. An empty dict means that they import no main module."""
+    """Return a dict with the main module that child processes import: its name under the key
+    `init_main_from_name`, or its path under `init_main_from_path`. multiprocessing uses the same
+    keys. An empty dict means that child processes import no main module."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if _is_main_module_import_disabled:

@@ -78,7 +78,7 @@ def truncate_text(text: str, length: int = SHOWN_TEXT_LENGTH_MAX) -> TruncatedTe
 
 def format_json(json_text: str) -> TruncatedText:
     """Return the start of a JSON text, formatted with one value per line. Numbers keep their exact
-    digits. Only the start is formatted, because args may have megabytes."""
+    digits. Only the start is formatted, because the args of a job may be several megabytes long."""
     parts: list[str] = []
     length = depth = 0
     last = ""

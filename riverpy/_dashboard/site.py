@@ -61,14 +61,16 @@ class Site:
         self._log = get_logger()
 
     def invalidate_caches(self, seconds_ago: float = 0.0) -> None:
-        """Mark the status and the live regions as old if they were read before a change. This
-        process or another one made the change `seconds_ago` seconds ago."""
+        """Make the dashboard read the status and the live regions again if it read them before a
+        change in the database. This process or another process made the change `seconds_ago`
+        seconds ago."""
         changed_at = time.monotonic() - seconds_ago
         self.statuses.invalidate_before(changed_at)
         self.regions.invalidate_before(changed_at)
 
     def get_visible_args(self, job: JobRow) -> VisibleArgs:
-        """Return the args of a job as the user may see them, after `hide_args` or `mask`."""
+        """Return the args of a job as the user may see them. The option `hide_args` hides all args,
+        and the function `mask` changes them. If `mask` fails, the args are hidden too."""
         if self.options.hide_args:
             return VisibleArgs(None, "The args are hidden here (hide_args).")
         if self.options.mask is None:

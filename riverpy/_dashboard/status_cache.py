@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 STATUS_AGE_MAX = 1.5
-"""How long the result of a read is used again, in seconds. This applies to errors too."""
+"""How long the cache returns the last status without a new read, in seconds. If the last read
+failed, the cache raises the error of this read for the same time."""
 STATUS_PAUSE_FACTOR = 9.0
-"""How long the status of a slow read is used, as a multiple of the read's duration. So reads use at
-most a tenth of the time."""
+"""After a slow read, the cache returns the status for the duration of the read times this factor,
+but for at most `STATUS_PAUSE_MAX`. Up to this limit, reads take at most a tenth of the time."""
 STATUS_PAUSE_MAX = 10.0
 """The maximum time until the status is read again, in seconds. It applies even if reads are very
 slow, because pages must soon show that the database does not answer."""
@@ -41,8 +42,8 @@ class StatusCache:
         each of them would wait for a database that does not answer."""
         self._expires_at = self._tables_expire_at = 0.0
         self._read_began_at = self._changed_at = 0.0
-        """The start of the last read, and the time of the last known change. Both are monotonic
-        times."""
+        """`_read_began_at` is the start of the last read. `_changed_at` is the time of the last
+        known change in the database. Both are monotonic times."""
 
     async def read(self) -> OverallStatus:
         """Return a status that is at most a few seconds old.

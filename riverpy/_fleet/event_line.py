@@ -48,8 +48,8 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason: str = ""
     """Why the client no longer holds the lease."""
     error: str = ""
-    """The first `ERROR_LENGTH_MAX` characters of an error. It is the error of a failed or cancelled
-    attempt, or of the code under a lease. Passwords in URLs are masked."""
+    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt, or of
+    code that ran while the client held a lease. Passwords in URLs are masked."""
     dropped: int = 0
     """The number of dropped events."""
     client: str = ""

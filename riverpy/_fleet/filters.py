@@ -18,8 +18,8 @@ ValueT = TypeVar("ValueT", str, int)
 ALL_EVENT_KINDS = frozenset[str]((*EventKind, *LeaseEventKind, *FleetEventKind))
 """The kinds of events that a client can follow."""
 FOLLOW_FILTERS_MAX = 50
-"""The maximum number of filters. If there are more, one filter that all events match replaces
-them."""
+"""The maximum number of filters. If there are more, `merge_filters` replaces all of them with
+`ALL_EVENTS_FILTER`."""
 
 
 class FollowFilter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,9 +97,9 @@ ALL_EVENTS_FILTER = FollowFilter()
 
 
 def merge_filters(filters: Iterable[FollowFilter]) -> list[FollowFilter]:
-    """Return fewer filters that match the same events. Equal filters are merged, and also filters
-    that differ only in their job ids. If too many are left, return one filter that all events
-    match."""
+    """Merge filters into fewer filters that match the same events. Equal filters are merged, and
+    also filters that differ only in their job ids. If more than `FOLLOW_FILTERS_MAX` merged filters
+    are left, return only `ALL_EVENTS_FILTER`."""
     others: dict[FollowFilter, None] = {}
     ids_by_filter: defaultdict[FollowFilter, set[int]] = defaultdict(set)
     for one in filters:

@@ -1,5 +1,5 @@
-"""FleetFollower: receives the events of all workers for one client, and reads the jobs that it
-watches.
+"""FleetFollower: receives the events of all workers for one client, and reads the jobs that this
+client watches.
 
 All subscriptions and watches of a client share one connection for LISTEN, one announcement and one
 statement. The announcement informs the workers which events the client wants to receive. The
@@ -68,7 +68,7 @@ WATCHED_JOB_POLL_INTERVAL = 1.0
 WATCHED_JOB_READ_INTERVAL_MIN = 0.02
 """The minimum time between two reads of the watched jobs, in seconds."""
 STATEMENT_TIMEOUT = 10.0
-"""The timeout of one statement, in seconds."""
+"""The timeout of a statement that announces events or reads watched jobs, in seconds."""
 UNUSED_FOLLOWER_TIMEOUT = 2.0
 """How long the client still receives events after its last subscription or watch has ended, in
 seconds."""
@@ -109,11 +109,11 @@ class FleetFollower(StreamGroup["FleetStream"]):
         """The version of the last row that was read, by id of the watched job."""
         self._ids_to_read: set[int] = set()
         self._announce_at = self._poll_at = self._read_at = 0.0
-        """The times of the next announcement, the next poll and the last read. They are monotonic
-        times."""
+        """The monotonic times of the next announcement (`_announce_at`), of the next poll of the
+        watched jobs (`_poll_at`) and of their last read (`_read_at`)."""
         self._change_number = self._announced_number = 0
-        """The number of the last change of the wanted events, and the number of the last change
-        that was announced to the workers."""
+        """`_change_number` counts the changes of the wanted events. `_announced_number` is the
+        number of the last change that was announced to the workers."""
         self._announced = asyncio.Event()
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
@@ -174,8 +174,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
             self._ids_to_read.discard(job_id)
 
     async def wait_until_wanted_events_announced(self) -> None:
-        """Wait until the workers know which events the client wants now, for at most
-        `ANNOUNCEMENT_TIMEOUT`. Without a connection, they are notified later."""
+        """Wait until the workers are notified which events the client wants now, but for at most
+        `ANNOUNCEMENT_TIMEOUT` seconds. Without a connection, the workers are notified later."""
         number = self._change_number
         with anyio.move_on_after(ANNOUNCEMENT_TIMEOUT):
             while self._announced_number < number and self._task.is_running:
@@ -225,12 +225,12 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     stream.put(event)
 
     def _read_all_watched_jobs_soon(self) -> None:
-        """Make the task read all watched jobs. LISTEN has just started, so earlier notifications
-        may be lost."""
+        """Make the background task read all watched jobs. LISTEN has just started, so this client
+        has not received notifications that were sent before."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 
-    # -- the task
+    # -- the background task
 
     async def _run(self) -> None:
         self._poll_at = time.monotonic()
@@ -243,8 +243,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 await self._read_watched_jobs()
 
     async def _announce_end_if_unused(self) -> bool:
-        """If there was no subscription and no watch for some time, announce the end to the workers.
-        Return whether the task can end."""
+        """If there was no subscription and no watch for `UNUSED_FOLLOWER_TIMEOUT` seconds, announce
+        to the workers that this follower has ended. Return whether the background task can end."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None
@@ -260,7 +260,9 @@ class FleetFollower(StreamGroup["FleetStream"]):
         return not self._is_used
 
     async def _wait_until_due(self) -> None:
-        """Wait until it is time for an announcement or a read, or until something changes."""
+        """Wait until the background task has work to do: an announcement, a read of watched jobs,
+        or the end of an unused follower. When `_woken` is set, the time of the next work is
+        computed again."""
         while (seconds := self._compute_due_time() - time.monotonic()) > 0:
             self._woken.clear()
             with anyio.move_on_after(seconds):
@@ -332,14 +334,14 @@ class FleetFollower(StreamGroup["FleetStream"]):
         except DATABASE_ERRORS as error:
             if is_permanent_statement_error(error):
                 await self._read_rows_one_by_one(versions)
-            else:  # the next poll reads these jobs
+            else:  # a temporary error: the next poll reads these jobs
                 self._log.debug(FLEET_FOLLOWING_FAILED, error=describe_error(error))
         finally:
             self._read_at = time.monotonic()
 
     async def _read_rows(self, version_by_id: dict[int, str]) -> None:
-        """Read the rows whose version is not the one in `version_by_id`. Pass the rows to their
-        readers."""
+        """Read the rows of these jobs that have changed. `version_by_id` contains the last known
+        version of each row. Pass each changed row to the readers of its job."""
         async with self._acquire_connection("reading watched jobs") as connection:
             changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
         for job in changed:

@@ -33,8 +33,9 @@ _CAUSE_BY_VALUE = {cause.value: cause for cause in StopCause}
 
 
 class FleetJobRow(JobRow):
-    """The job of an event that another client sent. It has only some columns of the row. Access to
-    any other column raises ClientStateError."""
+    """The job of an event that another client sent. Workers do not send the args, metadata (with
+    output and progress), tags, `attempted_by`, unique key and number of errors: access to them
+    raises ClientStateError. `errors` has only the newest error."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The payloads of the notifications between clients that follow events and workers.
+"""The payloads of the notifications between workers and the clients that follow their events.
 
 A client that wants to receive events sends an announcement on the topic `riverpy_follow`: one JSON
 object. A worker sends events on the topic `riverpy_fleet`: a header and the events, one JSON object
@@ -23,8 +23,8 @@ JOB_IDS_PER_ANNOUNCEMENT_MAX = 300
 """The maximum number of job ids in one announcement. An announcement must fit into one
 notification."""
 ANNOUNCEMENTS_MAX = 20
-"""The maximum number of announcements of one client. If more are needed, the client finds changes
-of the other jobs by polling."""
+"""The maximum number of announcements of one client. Job ids that do not fit into them are not
+announced. The client finds the changes of these jobs by polling."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error in an event."""
 PROGRESS_TEXT_LENGTH_MAX = 500
@@ -32,8 +32,9 @@ PROGRESS_TEXT_LENGTH_MAX = 500
 
 
 class WantedEventsAnnouncement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The events that a client wants to receive. It is valid for workers only for a limited
-    time."""
+    """An announcement of the events that a client wants to receive. A worker ignores the
+    announcement 30 seconds after it has received it (`ANNOUNCEMENT_VALIDITY`), unless the client
+    repeats it."""
 
     follower: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     """The id of the FleetFollower that sends the announcement."""

@@ -29,8 +29,8 @@ class FleetOutbox:
     loop."""
 
     def __init__(self, wake_sender: Callable[[], None]) -> None:
-        """Create an empty outbox. It calls `wake_sender` each time the first event is added to the
-        empty outbox."""
+        """Create an empty outbox. The outbox calls `wake_sender` when an event is added and no
+        other event waits."""
         self._wake_sender = wake_sender
         self._waiting_events: deque[tuple[datetime, Callable[[], EventMessage]]] = deque()
         """The time of each event, and the function that makes its message when it is sent."""

@@ -53,8 +53,8 @@ ANNOUNCEMENTS_KEPT_MAX = 2_000
 
 
 class OutboxOwner(Protocol):
-    """The object whose code adds events to the outbox, i.e. the run of a client. `fleet_outbox` is
-    None while there is no follower."""
+    """The object that adds the events of a client to the outbox. `fleet_outbox` is None while there
+    is no follower."""
 
     fleet_outbox: FleetOutbox | None
 
@@ -72,8 +72,8 @@ class FleetPublisher:
         make_connection: Callable[[], DedicatedConnection],
         schema: str | None,
     ) -> None:
-        """Create the publisher without opening a connection. It sets `owner.fleet_outbox` while
-        there are followers."""
+        """Create the publisher without opening a connection. While there are followers, the
+        publisher sets `owner.fleet_outbox` to its outbox."""
         self._owner, self._make_connection, self._schema = owner, make_connection, schema
         self._connection: DedicatedConnection | None = None
         self._announcements: dict[tuple[str, int], tuple[float, WantedEventsAnnouncement]] = {}
@@ -83,7 +83,8 @@ class FleetPublisher:
         self._messages = EventPayloadBuilder(client_id)
         self._woken = asyncio.Event()
         self._allowance, self._allowance_at = float(EVENTS_PER_SECOND_MAX), time.monotonic()
-        """The number of events that the rate limit allowed at a monotonic time, and this time."""
+        """`_allowance` is the number of events that the rate limit allowed at the monotonic time
+        `_allowance_at`."""
         self._log = get_logger().with_rate_limit()
 
     def _wake(self) -> None:
@@ -139,7 +140,7 @@ class FleetPublisher:
             self._wake()  # `run` must notice when announcements expire
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Send events until the service is stopped. Then send the remaining events."""
+        """Send events until the client stops this service. Then send the remaining events."""
         task_status.started()
         try:
             while True:

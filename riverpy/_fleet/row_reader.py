@@ -63,10 +63,12 @@ class RowReader:
         self._error = error
         self._ready.set()
 
-    # -- called by the reader
+    # -- called by the task that receives the rows
 
     async def receive_row(self) -> JobRow:
-        """Wait until the row changes or is read again, and return it.
+        """Wait for a row that this method has not returned yet, and return it: first the current
+        row, then the newest row after each change. If another reader of the job is added, the same
+        row may be returned again.
 
         Raises:
             StopAsyncIteration: the last row had a final state, or the reader was closed.
@@ -106,7 +108,7 @@ class RowReader:
         return row
 
     def close(self) -> None:
-        """Close the reader. A waiting `read_row` raises StopAsyncIteration."""
+        """Close the reader. A waiting `receive_row` raises StopAsyncIteration."""
         self._is_ended = True
         if self._is_open:
             self._is_open = False

@@ -68,13 +68,15 @@ class FleetSubscription:
 
     @property
     def dropped_by_workers(self) -> int:
-        """The number of events that workers have dropped, because they may send only a limited
-        number. This includes events that only other subscriptions wanted."""
+        """The number of events that workers have dropped, for example because a worker may send
+        only a limited number of events per second. Events that only other subscriptions wanted, of
+        this client or another, are included."""
         return self._stream.dropped_by_workers
 
     async def __aenter__(self) -> Self:
-        """Open the subscription, and wait for at most 5 seconds until the workers that receive
-        notifications know about it. From then on they send their events.
+        """Open the subscription, and wait for at most 5 seconds until the workers are notified.
+        From then on they send their events. If there is no connection within this time, the workers
+        are notified later. Workers with `poll_only` receive no notifications and send no events.
 
         Raises:
             ClientStateError: the client is not open.

@@ -110,7 +110,8 @@ def _translate_statement_error(error: Exception, suffix: str) -> Exception | Non
         )
     if is_channel_name_too_long(error):
         return _make_channel_name_error(error, suffix)
-    if is_notification_queue_full(error):  # a full notification queue has the code of a size limit
+    # The error for a full notification queue has the same SQLSTATE as the error for too large args.
+    if is_notification_queue_full(error):
         return None
     if code == _LIMIT_EXCEEDED_SQLSTATE or _ALLOCATION_FAILED_TEXT in str(error):
         return ArgsError(

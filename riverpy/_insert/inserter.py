@@ -88,8 +88,9 @@ NO_CONNECTION_ERROR_TEXT = (
     "Config(pool_size=…), find the code that keeps connections, or check that the database answers"
 )
 INSERT_HOOKS_TIMEOUT = 2.0
-"""The timeout of the hooks and middleware of an insert that runs in a transaction of riverpy, in
-seconds. It applies once to the time before the statement and once to the time after it."""
+"""The timeout in seconds of the hooks and middleware of an insert, if riverpy itself has opened the
+transaction. The code before the insert statement and the code after the statement each have this
+timeout."""
 SHARED_CALL_JOBS_MAX = 100
 """The maximum number of jobs in a call that shares its statement with other calls."""
 
@@ -120,8 +121,8 @@ def _get_row_sort_key(row: InsertRow) -> str:
 
 
 def _make_duplicate_result(first: InsertResult, row: InsertRow) -> InsertResult:
-    """Return the result of a row whose unique key an earlier row of the batch has too. `first` is
-    the result of the first row with this key."""
+    """Return the result of a row that is a duplicate of an earlier row of the same batch. `first`
+    is the result of the first row with this unique key."""
     is_replaced = row.replace is not None and (
         first.is_replaced or not first.unique_skipped_as_duplicate
     )
@@ -150,7 +151,8 @@ def make_shared_statement_setup(
     require_open: Callable[[], object],
 ) -> SharedStatementSetup | None:
     """Return the setup for shared statements. Return None if the client uses a caller's pool. Such
-    a pool may prepare its connections for each call, so each call needs its own statement."""
+    a pool may prepare a connection each time a call acquires one. So one statement must not insert
+    the jobs of several calls."""
     if not isinstance(database, str):
         return None
     connector = Connector(database, config, password)
@@ -197,7 +199,8 @@ class Inserter:
             )
 
     async def close(self) -> None:
-        """Send the jobs that still wait for a shared statement, but only for a limited time."""
+        """Send the jobs that still wait for a shared statement, for at most 5 seconds. Calls whose
+        jobs were not sent by then fail with ClientStateError."""
         if self._shared_sender is not None:
             await self._shared_sender.close()
 
@@ -237,8 +240,9 @@ class Inserter:
     def prepare_periodic_job(
         self, args: Args, opts: InsertOpts, *, due_at: datetime
     ) -> PreparedJob:
-        """Validate and encode a job of a periodic job, without inserting it. `due_at` is the time
-        at which the job is due, by the server's clock. It also determines the unique period.
+        """Validate and encode one of the jobs that a periodic job inserts. This call does not
+        insert the job. `due_at` is the time at which the job is due, by the server's clock. This
+        time also determines the unique period.
 
         Raises:
             InsertError, ConfigError: the job is not allowed.
@@ -251,12 +255,12 @@ class Inserter:
     async def insert_prepared_jobs(
         self, jobs: list[PreparedJob], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
-        """Insert jobs from `prepare_periodic_job` in a transaction of riverpy, in the same way as
-        `insert_many`.
+        """Insert jobs from `prepare_periodic_job` in the transaction `tx`, which riverpy itself has
+        opened, in the same way as `insert_many`.
 
         Raises:
             InsertError: a job is not allowed, a hook or middleware failed, or the hooks and
-                middleware together took longer than `INSERT_HOOKS_TIMEOUT`.
+                middleware exceeded `INSERT_HOOKS_TIMEOUT`.
         """
         args, rows = zip(*jobs, strict=True)
         is_sending = False
@@ -275,7 +279,7 @@ class Inserter:
                 return await self._insert_rows(tx, args, list(rows), send)
             except (InsertError, TransactionError, GeneratorExit):
                 raise
-            except BaseException as error:  # the SystemExit of a hook must not stop the service
+            except BaseException as error:  # a SystemExit of a hook must not stop maintenance
                 if is_cancellation_of_current_task(error) or (
                     is_sending and isinstance(error, DATABASE_ERRORS)
                 ):
@@ -438,7 +442,8 @@ class Inserter:
     ) -> T:
         queues = list_queues_with_due_jobs(rows) if should_notify else []
         if any(row.replace is not None for row in rows):
-            # The rate limiter does not know the queues of the existing jobs that are replaced.
+            # Replaced jobs may be in other queues, which the rate limiter does not know. So this
+            # statement is sent without the rate limiter.
             return await self._send_rows_on_pool(rows, QueuesToNotify(queues), send)
         selection = self._notify_limiter.select_queues(queues)
         is_stored = False

@@ -121,6 +121,6 @@ def _check_json_size(field_name: str, json_text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Return the number of bytes of a text in UTF-8. A lone surrogate raises no error here, because
-    other code refuses it."""
+    """Return the number of bytes of a text in UTF-8. A lone surrogate counts as three bytes and
+    raises no error here, because the module `_json` refuses it."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -16,9 +16,9 @@ NOTIFY_INTERVAL_MIN = 0.002
 """The minimum number of seconds between two notifications of one queue. The limit applies to the
 inserts of one client without `tx`."""
 NOTIFICATION_COVERAGE_SECONDS = 0.004
-"""The number of seconds for which one notification of a queue is enough, from the start of the
-statement that sends it. A client that receives it claims jobs again 5 ms later, and finds all jobs
-that were stored within this time."""
+"""For this number of seconds after the start of a statement that notifies a queue, other inserts
+into the queue need no notification of their own. A client that receives the notification claims
+jobs again 5 ms later, and finds all jobs that were stored within this time."""
 _REMEMBERED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 
@@ -37,8 +37,8 @@ class NotifySelection(NamedTuple):
 
     @property
     def queues_to_notify(self) -> QueuesToNotify:
-        """The queues that the statement notifies, and the interval in milliseconds that each
-        notification contains."""
+        """The queues that the statement notifies, and `NOTIFY_INTERVAL_MIN` in milliseconds, which
+        is sent with each notification."""
         return QueuesToNotify(self.notified_queues, round(NOTIFY_INTERVAL_MIN * 1000))
 
 
@@ -46,12 +46,14 @@ class NotifyLimiter:
     """Limits the notifications of each queue to one per `NOTIFY_INTERVAL_MIN`.
 
     A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
-    at the same time. One notification is enough for several inserts: its payload has the interval,
-    and a client that receives it claims again some milliseconds after the interval. It then finds
-    jobs that were stored after the notification.
+    at the same time. One notification is enough for several inserts: its payload contains
+    `NOTIFY_INTERVAL_MIN`. A client that receives the notification claims jobs at once, and claims
+    again some milliseconds after this interval. The second claim finds the jobs that were stored
+    after the notification.
 
-    A statement that did not notify may end too late for this claim, for example because the disk is
-    slow. Then the notification of its queues is overdue: another statement must notify them.
+    A statement that did not notify may end too late for the second claim, for example because the
+    disk is slow. Then the notification of its queues is overdue: another statement must notify
+    these queues.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -69,9 +71,9 @@ class NotifyLimiter:
     ) -> NotifySelection:
         """Choose the queues that a statement notifies.
 
-        `counts_running_statements`: True if a statement that still runs counts as having notified
-        its queues. Pass False if running statements may wait for a lock, because they notify late
-        then.
+        `counts_running_statements`: whether this statement need not notify a queue that a running
+        statement will notify. Pass False if the running statement may wait for a lock, because its
+        notification may then come too late.
         """
         now = self._clock.monotonic()
         times = self._sent_at_by_queue

@@ -1,9 +1,10 @@
 """InsertRecorder: receives inserted jobs instead of the database, in tests.
 
 `riverpy.testing.recording` starts a recorder. The recorder receives the inserts of the task or
-thread that started it, and of tasks that start there. It also receives the inserts of other
-threads, and of tasks that started before the recording, unless they have a recorder of their own.
-If several recorders are active, the newest receives these inserts.
+thread that started it, and of all tasks which that task or thread starts. It also receives the
+inserts of other threads, and of tasks that started before the recording, unless they have a
+recorder of their own. If several recorders are active, the newest one receives the inserts of such
+threads and tasks.
 """
 
 from __future__ import annotations

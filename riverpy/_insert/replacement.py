@@ -87,7 +87,8 @@ def check_replacing_row(row: InsertRow) -> None:
 
     Raises:
         InsertError: the row has the option `replace` but no unique key. Or the row is pending and
-            would replace `scheduled_at` of a job that may not be pending.
+            its option `replace` selects `scheduled_at`: the existing job may have a state other
+            than pending.
     """
     if row.replace is None:
         return
@@ -101,8 +102,9 @@ def check_replacing_row(row: InsertRow) -> None:
 
 
 def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
-    """Merge two rows of a batch that have the same unique key. Return the first row with those
-    values of the later row that the later row's `replace` option selects."""
+    """Merge two rows of a batch that have the same unique key. Return the first row, with some of
+    its values replaced by the values of `later`. The option `replace` of `later` selects these
+    values. Without this option, return the first row unchanged."""
     if later.replace is None:
         return first
     chosen = _decode_replace_opts(later.replace)

@@ -9,8 +9,8 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.sessions.errors import LoginRefusedError
 
 ACQUIRE_CONNECTION_TIMEOUT = 10.0
-"""The longest time that an insert waits for a connection, in seconds. The wait includes the time in
-which the database starts."""
+"""The longest time that an insert waits for a connection, in seconds. If the database is
+unavailable, for example because the server is starting, the insert retries within this time."""
 POOL_STATEMENT_TIMEOUT = 30.0
 """The timeout of one statement of an insert without `tx`, in seconds."""
 CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=1)

@@ -214,8 +214,9 @@ class SharedStatementSender:
             )
 
     async def close(self) -> None:
-        """Send the waiting jobs and overdue notifications, for a limited time. Close the
-        connection."""
+        """Send the waiting jobs and overdue notifications, for at most `CLOSE_TIMEOUT` seconds.
+        Then close the connection. Calls whose jobs were not sent by then fail with
+        ClientStateError."""
         try:
             with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 while self._direct_call or self._task or self._notify_limiter.overdue_queues:
@@ -239,17 +240,21 @@ class SharedStatementSender:
                         await close_connection(connection)
                 self._connection = self._cancelled_connection = None
                 if self._direct_call is not None:
-                    # asyncpg has cancelled its statement on the server.
+                    # asyncpg has cancelled the statement of the direct call on the server. Wait
+                    # until this call has ended.
                     await asyncio.wait([self._direct_call.result], timeout=CANCEL_TIMEOUT)
 
-    # -- the task
+    # -- the task that sends statements
 
     def _start_task(self) -> None:
-        """Start the task that sends statements, unless it runs. While a caller's task sends a call,
-        do nothing: when that call ends, it starts the task."""
+        """Start the task that sends statements, unless this task is running. If a caller's task is
+        sending its own call, do nothing: at the end of its call, the caller's task calls this
+        method."""
         if self._direct_call is not None:
             return
-        if self._task is None or self._task.done():  # done: cancelled before its first step
+        # A task that is done here was cancelled before its first step. Otherwise `_run` has set
+        # `_task` to None.
+        if self._task is None or self._task.done():
             # The task gets none of the context variables of the call that starts it.
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name="riverpy inserts", context=contextvars.Context()
@@ -264,8 +269,8 @@ class SharedStatementSender:
             self._start_task()
 
     async def _run(self) -> None:
-        """Send statements until no call waits. Then start a timer for overdue queues, because the
-        next insert may notify them."""
+        """Send statements until no call waits. Then start a timer for the notification of overdue
+        queues. If an insert notifies these queues earlier, no separate notification is needed."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
                 while self._backlog or self._should_notify_now:
@@ -286,7 +291,7 @@ class SharedStatementSender:
             self.notify_overdue_queues_soon()
 
     def _end_expired_calls(self) -> None:
-        """Let the calls that have waited for too long fail, and set the timer for the next
+        """End the calls that have waited for too long with an error, and set the timer for the next
         call."""
         loop = asyncio.get_running_loop()
         for call in self._backlog.take_expired_calls(loop.time()):
@@ -375,7 +380,9 @@ class SharedStatementSender:
             for call in calls:
                 call.fail(copy.copy(error))
         finally:
-            for call in calls:  # the task was cancelled
+            # If the task was cancelled, some calls have not ended. For ended calls, `fail` does
+            # nothing.
+            for call in calls:
                 call.fail(ClientStateError(_CLIENT_CLOSED_TEXT))
 
     async def _send_statement(self, calls: list[InsertCall]) -> None:

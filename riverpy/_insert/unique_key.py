@@ -158,8 +158,8 @@ def _make_args_part_of_key(kind: str, args_class: type[object], args_json: str) 
 
 
 def _iterate_json_members(json_text: str) -> Iterator[tuple[str, str]]:
-    """Yield each key of a JSON object without spaces, and the JSON text of the key's value. If
-    `json_text` is not an object, yield nothing."""
+    """Yield each key of a JSON object, and the JSON text of the key's value. `json_text` must have
+    no spaces between its tokens. If this text is not an object, yield nothing."""
     at = 1
     while json_text.startswith("{") and json_text[at] != "}":
         key, colon = _json_decoder.raw_decode(json_text, at)
@@ -180,8 +180,9 @@ def find_unique_field_paths(args_class: type[object]) -> tuple[tuple[str, ...], 
     """Return the path of JSON names to each field that is marked `Unique`. The paths are sorted by
     their text, in which dots separate the names.
 
-    As in River, the fields of each nested class are searched only once. If a second field has the
-    same class, the path of this field is returned only if the field itself is marked.
+    As in River, the fields of each nested class are searched only once. So if two fields have the
+    same class, the marked fields inside this class are returned only for the first field. The path
+    of the second field is returned if the second field itself is marked.
 
     Raises:
         InsertError: an annotation of the class cannot be resolved.

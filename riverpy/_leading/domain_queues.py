@@ -2,10 +2,12 @@
 domain is a group of clients that elect one leader.
 
 A queue is orphaned if no client of its domain has written a heartbeat for
-`DOMAIN_ORPHANED_AFTER_SECONDS`. The leader of `default` maintains orphaned queues, or the holder of
-the schema lease if `default` has no riverpy leader. This process measures the age of a heartbeat
-with its own clock, because the server's clock may be set to another time. If the heartbeat is too
-old by the server's clock, this process waits only for `dead_after`, not for the whole time.
+`DOMAIN_ORPHANED_AFTER_SECONDS`. The leader of the domain `default` maintains orphaned queues. If
+this leader is not a riverpy client, or if there is none, the holder of the schema lease maintains
+them. This process measures with its own clock how long a heartbeat has not changed, because the
+server's clock may be set to another time. If the heartbeat is already older than
+`DOMAIN_ORPHANED_AFTER_SECONDS` by the server's clock, the queue is orphaned as soon as this process
+has seen no change of the heartbeat for `Config.dead_after`.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
     from riverpy._postgres.domains import OwnedQueue
 
 OWNED_QUEUES_READ_INTERVAL = 1.0
-"""The owners of queues are cached for this number of seconds, because the services of a term often
-need them at the same time."""
+"""The owners of queues are cached for this number of seconds, because several maintenance services
+of a leader often need the owners at the same time."""
 READ_INTERVAL_WITHOUT_OWNED_QUEUES = 300.0
-"""Seconds between two reads if no domain owns a queue and this client receives notifications: a
-client that claims the first queue for a domain sends one. This interval is also used if the table
-of owners is missing."""
+"""Seconds between two reads of the owners if no domain owns a queue and this client receives
+notifications. The interval can be long, because a client that claims a queue for its domain sends a
+notification. This interval is also used if the table of owners is missing."""
 OWNED_QUEUES_READ_TIMEOUT = 5.0
 
 
@@ -106,8 +108,8 @@ class DomainQueueReader:
             return self._queue_scope
 
     def forget_queue_owners(self) -> None:
-        """Forget the cached owners of queues, so that the next call of `read_queue_scope` reads
-        them again."""
+        """Forget the cached owners of queues, so that the next call of `read_queue_scope` reads the
+        owners again."""
         self._next_read_at = 0.0
         self._forget_count += 1
 
@@ -115,7 +117,8 @@ class DomainQueueReader:
         """Read the queues that have an owner. If the table of owners is missing, there are none."""
         purpose = "reading the owners of queues"
         async with self._connection.acquire(purpose, OWNED_QUEUES_READ_TIMEOUT) as connection:
-            # A migration creates the table without a notification.
+            # A migration that creates the table sends no notification. So check for the table at
+            # each read until it exists.
             if not self._has_owner_table:
                 self._has_owner_table = await owner_table_exists(connection, self._schema)
             if not self._has_owner_table:

@@ -76,7 +76,7 @@ class Election:
         return self._lease if self._lease is not None and self._lease.is_held else None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Take part in the election until the service is stopped."""
+        """Take part in the election until the client stops this service."""
         task_status.started()
         while True:
             lease = await self._engine.acquire(self._lease_name, scope=scope, use=LeaseUse.LEADER)
@@ -173,8 +173,8 @@ class Election:
 
 
 def receive_leadership_notification(engine: LeaseEngine, payload: str) -> None:
-    """Handle a notification on River's topic `river_leadership`. It is about the leader of
-    `default`."""
+    """Handle a notification on River's topic `river_leadership`. Notifications on this topic are
+    about the leader of the domain `default`."""
     message = decode_notification(payload)
     if message is None:
         return

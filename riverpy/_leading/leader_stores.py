@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class LeaderRowStore(LeaseStore):
-    """Keeps the lease of the leader of `default` in the only row of River's table `river_leader`.
+    """Keeps the lease of the leader of the domain `default` in River's table `river_leader`, which
+    has only one row.
 
     The table has no column for an epoch, the number of a term (a client's time as leader).
     `elected_at` in microseconds serves as the epoch, because River identifies a term by the
@@ -106,21 +107,23 @@ class DomainLeaseStore(LeaseTable):
 
 class SchemaLeaseStore(DomainLeaseStore):
     """Keeps the schema lease `@schema` in the table `riverpy_lease`. While no riverpy client is the
-    leader of `default`, its holder maintains orphaned queues (queues of a domain without
-    heartbeats), and does the maintenance that is done once for the whole schema.
+    leader of the domain `default`, the holder of the schema lease maintains orphaned queues (queues
+    of a domain without heartbeats), and does the maintenance that is done once for the whole
+    schema.
 
-    A riverpy leader of `default` does this work itself, so no client acquires the lease while there
-    is such a leader. A leader that runs River in Go does only a part of the work.
+    A riverpy leader of the domain `default` does this work itself, so no client acquires the lease
+    while there is such a leader. A leader that runs River in Go does only a part of the work.
     """
 
     has_non_riverpy_leader = False
-    """Whether another program's client was the leader of `default` at the last attempt to acquire
-    this lease."""
+    """Whether a client without riverpy, such as River in Go, was the leader of the domain `default`
+    at the last attempt to acquire this lease."""
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAcquireResult | None:
-        """Try to acquire the lease, unless a riverpy client is the leader of `default`."""
+        """Try to acquire the lease. If a riverpy client is the leader of the domain `default`, do
+        not try, and return a result that is not granted."""
         async with self._request_connection.acquire(
             "acquiring the schema lease", timeout
         ) as connection:

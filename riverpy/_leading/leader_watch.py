@@ -1,9 +1,9 @@
 """LeaderWatch: checks which client is the leader, and logs a warning if that is a problem.
 
 It is a problem if no client can become leader of this client's domain. It is also a problem if the
-leader of `default` is not a riverpy client, for example River in Go: such a leader does less
-maintenance than riverpy, and does not support domains. A client of a domain also warns of a leader
-with an older riverpy version that does not support domains.
+leader of the domain `default` is not a riverpy client, for example River in Go: such a leader does
+less maintenance than riverpy, and does not support domains. A client of a domain also warns of a
+leader with an older riverpy version that does not support domains.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LeaderWatch:
         self.leader_checked = TestSignal("LeaderWatch.leader_checked")
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Check the leader until the service is stopped. The first check is made at once."""
+        """Check the leader until the client stops this service. The first check is made at once."""
         task_status.started()
         while True:
             scope.set_progress_deadline(within=self._check_interval + CHECK_TIMEOUT)
@@ -123,8 +123,9 @@ class LeaderWatch:
         )
 
     def _warn_of_unsuitable_leader(self, status: ElectionStatus) -> None:
-        """Log a warning if the leader of `default` is a problem, once for each term (the time of
-        one client as leader)."""
+        """Log a warning if the leader of the domain `default` does not use riverpy. A client of
+        another domain also warns if this leader does not support domains. The warning is logged
+        once for each term (the time of one client as leader)."""
         is_suitable = status.is_leader_riverpy and (
             self._domain is None or status.leader_supports_domains
         )

@@ -186,7 +186,7 @@ class DomainMembership:
             return None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write heartbeats of the domain until the service is stopped."""
+        """Write heartbeats of the domain until the client stops this service."""
         self._last_heartbeat_at = self._timer.seconds_since_boot()
         task_status.started()
         interval = self._heartbeat_interval.total_seconds()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class EndedJobPublisher(Protocol):
-    """Sends the events of jobs that a leader has ended to other clients that follow these
-    events."""
+    """Sends events about jobs that a leader has ended. The receivers are the clients that follow
+    these events."""
 
     @property
     def is_followed(self) -> bool:
@@ -35,7 +35,7 @@ class EndedJobPublisher(Protocol):
         """Send the events of these jobs. `state_by_id` has the new state of each job."""
 
     def add_dropped_events(self, count: int) -> None:
-        """Add `count` to the number of events that are not sent."""
+        """Add `count` to the number of events that were dropped instead of sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class TermContext:
         Exception: one of DATABASE_ERRORS; the service soon repeats the run.
     """
     ended_job_publisher: EndedJobPublisher | None = None
-    """Sends the events of jobs that a service has ended; None: no client can follow them."""
+    """Sends events about jobs that a service has ended. None: no client can follow these events."""
     all_services_started: asyncio.Event = field(default_factory=asyncio.Event)
     """An event that is set when all services of the term have started. No service does its work
     before that."""

@@ -92,9 +92,9 @@ class LeaderTerm:
 
         Raises:
             FencedOutError: the term has ended: roll back.
-            TransactionError: `connection` has no open transaction, or one with another isolation
-                level, database or schema. Or a savepoint is open, as in the function of
-                `run_once(tx=…)`.
+            TransactionError: `connection` has no open transaction. Or the transaction has another
+                isolation level, database or schema, or an open savepoint. `client.run_once(…,
+                tx=…)` runs its function in a savepoint, so call `fence` before `run_once`.
             Exception: one of DATABASE_ERRORS.
         """
         return run_at_once_if_blocking(connection, self._fence(connection))
@@ -134,8 +134,8 @@ def _make_fenced_out_error() -> FencedOutError:
 
 
 class TermFence(LeaderTerm):
-    """The term of a leader, for the maintenance services. They write only in transactions of the
-    method `transaction`."""
+    """The term of a leader, for the maintenance services. These services write only in transactions
+    of the method `transaction`."""
 
     @asynccontextmanager
     async def transaction(
@@ -147,8 +147,8 @@ class TermFence(LeaderTerm):
         Raises:
             FencedOutError: the term has ended; nothing was written.
             FenceTimeoutError: the `async with` block was not entered; nothing was written.
-            TimeoutError: the transaction took longer than `FENCED_TRANSACTION_TIMEOUT`; the
-                text has the purpose.
+            TimeoutError: the transaction took longer than `FENCED_TRANSACTION_TIMEOUT`. The error
+                text contains `purpose`.
             Exception: one of DATABASE_ERRORS, raised by the block or by the commit.
         """
         self.expect_held()

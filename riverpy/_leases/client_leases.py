@@ -22,8 +22,9 @@ class ClientLeaseEngine:
     closes it."""
 
     def __init__(self, make_engine: Callable[[list[Lease]], LeaseEngine]) -> None:
-        """Create the object without an engine. `make_engine` creates the engine later. It receives
-        the leases of the client's earlier engines whose work may still run."""
+        """Create the object without an engine. `make_engine` creates the engine later. Its argument
+        is the list of leases that earlier engines of the client have ended although the work under
+        these leases may still run."""
         self._make_engine = make_engine
         self._leases_with_running_work: list[Lease] = []
         self._engine: LeaseEngine | None = None
@@ -33,8 +34,8 @@ class ClientLeaseEngine:
         """Return the open engine. The first call creates and opens it.
 
         Raises:
-            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
-                command.
+            SchemaMissingError: the migration line `riverpy` is not applied. The error text contains
+                the command that applies it.
             Exception: one of DATABASE_ERRORS.
         """
         async with self._engine_lock:

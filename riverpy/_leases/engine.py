@@ -145,7 +145,8 @@ class LeaseEngine:
 
     @property
     def leases_with_running_work(self) -> list[Lease]:
-        """The leases of closed engines whose work still runs."""
+        """The leases that have ended although their work still runs. Earlier engines of the client,
+        or `close` of this engine, have ended these leases."""
         return [lease for lease in self._leases_with_running_work if lease.is_used]
 
     def is_standby_for(self, name: str) -> bool:
@@ -162,14 +163,15 @@ class LeaseEngine:
 
     @property
     def standby_lease_names(self) -> list[str]:
-        """The names in the table of the leases for which this process stands by (see
-        `is_standby_for`)."""
+        """The names of the leases for which this process stands by (see `is_standby_for`). The
+        names have the prefix of the store, as in the table."""
         prefix = self._store.lease_name_prefix
         return [prefix + name for name in self._wake_events if self.is_standby_for(name)]
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:
-        """The last report of `Lease.report_lag` for each held lease, by its name in the table."""
+        """The last report of `Lease.report_lag` for each held lease, by the name of the lease with
+        the prefix of the store."""
         prefix = self._store.lease_name_prefix
         return {
             prefix + lease.name: ReportedLag(lease.epoch, lag.count, lag.age, lag.reported_ago)
@@ -178,7 +180,7 @@ class LeaseEngine:
         }
 
     async def __aenter__(self) -> Self:
-        """Open the store. Raise what `LeaseStore.open` raises."""
+        """Open the store. The errors are those of `LeaseStore.open`."""
         try:
             await self._store.open()
         except BaseException:
@@ -190,8 +192,9 @@ class LeaseEngine:
         await self.close()
 
     async def close(self) -> None:
-        """End every lease, wait for a limited time for the work under them, and close the store.
-        Callers that wait for a lease get a ClientStateError."""
+        """End every lease, wait for at most `ENGINE_CLOSE_TIMEOUT` seconds until the work under the
+        leases has stopped, and close the store. A lease whose work still runs is then not released
+        but expires. Callers that wait for a lease get a ClientStateError."""
         self._is_closed = True
         self.wake_all_callers()
         for lease in self.renewer.leases:
@@ -211,7 +214,7 @@ class LeaseEngine:
                 epoch=lease.epoch,
                 effect="the lease is not released but expires",
             )
-            lease.may_be_held = False  # the store is closed below, so it cannot be released
+            lease.may_be_held = False  # the store closes now, so the lease is not released
             self.events.publish_end(lease, is_released=False)
         self._leases_with_running_work += self.renewer.leases
         await self.renewer.close(ENGINE_CLOSE_TIMEOUT)
@@ -290,10 +293,11 @@ class LeaseEngine:
             name: the name of the lease, without the prefix of the store.
             wait: the maximum time to wait. None: no limit. The engine tries at least once to
                 acquire the lease.
-            scope: the `StopScope` of the service that waits. Until the lease ends, the engine
-                stores in this scope the time by which the next attempt or renewal must come. None:
-                this is not checked.
-            use: what the lease is used for. The events of the lease contain this.
+            scope: the `StopScope` of the service that waits. Until the lease ends, the engine sets
+                the progress deadline of this scope before each attempt and renewal, so that the
+                service counts as stuck if the next one does not come in time. None: there is no
+                progress deadline.
+            use: what the lease is used for. The events of the lease contain this value.
 
         Raises:
             TimeoutError: the lease was not free within `wait`.
@@ -565,7 +569,7 @@ class AcquireAttempt:
         with self._cancel_scope:
             try:
                 self.answer = await self._statement()
-            except Exception as error:  # `execute_statement` raises it
+            except Exception as error:  # `execute_statement` raises this error later
                 self._error = error
         if self._cancel_scope.cancelled_caught:
             self._error = TimeoutError("the leases were closed before the answer came")

@@ -195,7 +195,7 @@ class LeaseRenewer:
         except Exception:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
         finally:
-            for lease in self._active_leases:  # only a failure leaves active leases here
+            for lease in self._active_leases:  # only an error in this task leaves active leases
                 lease.end("a fault ended the renewal of leases")
             self._signal_lease_change()
 

@@ -176,8 +176,9 @@ class Lease:
 
         Raises:
             LeaseLostError: the lease is not held: roll back.
-            TransactionError: `connection` has no open transaction, or one in another database or
-                schema. Or a savepoint is open, as in the function of `run_once(tx=…)`.
+            TransactionError: `connection` has no open transaction. Or the transaction is in another
+                database or schema, or has an open savepoint. `client.run_once(…, tx=…)` runs its
+                function in a savepoint, so call `fence` before `run_once`.
             TimeoutError: the database did not answer before the local deadline.
             asyncpg.PostgresError: the transaction has failed.
         """
@@ -209,7 +210,9 @@ class Lease:
         if not is_without_loop():
             return await self._confirm_or_end(reason)
         if get_running_loop() is self._loop:
-            self.end(reason, may_be_held=False)  # this thread cannot wait for its own event loop
+            # The check needs the event loop of this thread, which cannot run during this blocking
+            # call. So end the lease without a check.
+            self.end(reason, may_be_held=False)
             return False
         call = asyncio.run_coroutine_threadsafe(self._confirm_or_end(reason), self._loop)
         return call.result(2 * LEASE_STORE_TIMEOUT)
@@ -228,8 +231,9 @@ class Lease:
         Execute the statement without parameters in the outermost transaction, before other
         statements write. Roll back unless the result is true. If the statement returns no row, the
         lease has ended. If it returns false, a savepoint is open, which would undo the fence. In a
-        repeatable read or serializable transaction, the result for an ended term is still true
-        until another term begins. The other term then waits for the transaction.
+        repeatable read or serializable transaction, the result may be true after the term has
+        ended, if no other process has acquired the lease yet. Then another process can acquire the
+        lease only after the transaction has ended.
 
         Raises:
             LeaseLostError: the lease is not held.
@@ -383,9 +387,8 @@ class CancelAtLeaseEnd:
     ) -> None:
         task, self._task = self._task, None
         if task is not None and self._is_cancel_sent:
-            is_ours = (
-                task.uncancel() <= self._earlier_cancel_count
-            )  # False: other code has also cancelled the task
+            # `is_ours` is False if other code has also cancelled the task.
+            is_ours = task.uncancel() <= self._earlier_cancel_count
             if is_ours and isinstance(exc, asyncio.CancelledError):
                 raise self._lease.lost_error() from exc
         if exc is None and self._lease.cause is not None:

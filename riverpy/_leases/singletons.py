@@ -96,7 +96,8 @@ class SingletonRunner:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Wait for the lease, and run the function while the lease is held. Repeat this until the
-        service is stopped, or until the function must not run again."""
+        client stops this service. Return earlier if the function has returned, or has failed and
+        its restart policy is `never`."""
         task_status.started()
         while True:
             lease = await self._engine.acquire(self.singleton.name, use=LeaseUse.SINGLETON)
@@ -202,8 +203,8 @@ class SingletonRunnerGroup:
         """Open the client's lease engine and create the runners, if there is a singleton to run.
 
         Raises:
-            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
-                command.
+            SchemaMissingError: the migration line `riverpy` is not applied. The error text contains
+                the command that applies it.
             Exception: one of DATABASE_ERRORS.
         """
         candidates = [

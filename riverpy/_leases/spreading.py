@@ -44,8 +44,8 @@ CHECK_INTERVAL_MAX = 3600.0
 no other client acquired the lease."""
 CHECK_TIMEOUT = 5.0
 HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER = 0.5
-"""A lease is handed over only to a client whose last heartbeat is at most this old, as a fraction
-of `Config.dead_after`. A client with an older heartbeat may have ended."""
+"""The maximum age of a client's last heartbeat, as a fraction of `Config.dead_after`. A lease is
+not handed over to a client with an older heartbeat, because this client may have ended."""
 HELD_SINGLETONS_MIN = 2
 """A client that runs fewer singletons than this number hands none over, and sends no statement."""
 SINGLETON_COUNT_DIFFERENCE_MIN = 2
@@ -146,7 +146,8 @@ class LeaseSpreader:
         return min(interval * 2.0 ** min(self._failed_count, 30), longest)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Check repeatedly whether to hand a singleton over, until the service is stopped."""
+        """Check repeatedly whether to hand a singleton over, until the client stops this
+        service."""
         task_status.started()
         while True:
             jitter = random.uniform(0, CHECK_JITTER_FRACTION)  # noqa: S311 (no secret)

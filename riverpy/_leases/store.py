@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 LEASE_STATEMENT_TIMEOUT = timedelta(seconds=12)
 """The server's `statement_timeout` on connections that riverpy opens for leases."""
 ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""The last holder of a lease may still have a transaction that is bound to the lease. An attempt to
-acquire the lease waits for its end, for at most this time. The limit is short because other
-statements wait for the same connection."""
+"""How long an attempt to acquire a lease waits for a locked row. The last holder of the lease may
+still have a fenced transaction, which locks the row until the transaction ends. The limit is short
+because releases and other attempts need the same connection."""
 TABLE_CHECK_TIMEOUT = 15.0
 """The timeout of the check whether the table `riverpy_lease` exists, in seconds."""
 LEASE_OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
@@ -75,7 +75,8 @@ class LeaseStore(ABC):
         """Check that the store can keep leases.
 
         Raises:
-            SchemaMissingError: there is no table; the text has the command that creates it.
+            SchemaMissingError: there is no table. The error text contains the command that creates
+                the table.
         """
 
     async def close(self) -> None:  # noqa: B027 (most stores own nothing)
@@ -92,7 +93,7 @@ class LeaseStore(ABC):
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether the connections have an outage now that was already logged."""
+        """Whether the store's connections are in an outage, and this outage was already logged."""
         return self.outage_tracker is not None and self.outage_tracker.is_outage_logged
 
     def mark_connections_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
@@ -112,8 +113,9 @@ class LeaseStore(ABC):
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
         """Renew leases. `terms` has the name and the epoch (the number of the term) of each lease.
-        Return a mapping from the names of the leases whose term has not ended. The value is True if
-        the lease was renewed, and False if its row was locked."""
+        Return a dict by lease name. It contains only leases whose term has not ended. The value is
+        True if the lease was renewed. It is False if another session has locked the row, so that
+        the lease was not renewed."""
 
     @abstractmethod
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:

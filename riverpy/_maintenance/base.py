@@ -85,8 +85,8 @@ class MaintenanceService(ABC):
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
     async def publish_ended_jobs(self, state_by_id: Mapping[int, str]) -> None:
-        """Send the events of jobs that this service has ended to clients that follow these events.
-        If no client follows them, do nothing. `state_by_id` has the new state of each job."""
+        """Send events about the jobs that this service has ended, if a client follows these events.
+        `state_by_id` has the new state of each job."""
         publisher = self.context.ended_job_publisher
         if publisher is None or not publisher.is_followed or not state_by_id:
             return
@@ -103,7 +103,7 @@ class MaintenanceService(ABC):
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Prepare the service, and wait until all services of the term have started. Then call
-        `run_once` repeatedly until the service is stopped."""
+        `run_once` repeatedly until this service is stopped."""
         await self.prepare()
         task_status.started()
         await self.context.all_services_started.wait()

@@ -124,9 +124,9 @@ class MaintenanceBatchRunner(Generic[Row]):
                 self._batch_sender.forget_skipped_row(entry.row)
 
     async def send_in_batches(self, rows: Iterable[Row]) -> bool:
-        """Send these rows, and the skipped rows whose retry is due. A row that is skipped now is
-        not sent. Return False if the run should end, because too many consecutive statements have
-        failed.
+        """Send these rows, and the skipped rows whose retry is due. If one of `rows` is in the list
+        of skipped rows, this row is sent only if its retry is due. Return False if the run should
+        end, because too many consecutive statements have failed.
 
         Raises:
             FencedOutError: the term has ended.

@@ -1,4 +1,5 @@
-"""Finds the due times of a periodic job's schedule, and chooses the times that get a job."""
+"""Finds the due times of a periodic job's schedule, and chooses those for which a job is
+inserted."""
 
 from __future__ import annotations
 
@@ -15,31 +16,36 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 DUE_TIME_MISSED_AFTER = timedelta(seconds=30)
-"""A due time counts as missed if the leader handles it more than this time later. A change of
-leader takes less time."""
+"""If the leader handles a due time with a longer delay than this, the due time counts as missed. A
+change of leader takes less time."""
 MISSED_JOBS_MAX = 1000
 """The maximum number of jobs that are inserted for the missed times of one periodic job."""
 TIMES_COMPUTED_ONE_BY_ONE_MAX = 10_000
-"""If a schedule of a user has at most this number of due times, all of them are computed."""
+"""If a user's own schedule has at most this number of due times up to now, all of them are
+computed. If it has more, the newest ones are found by a search backwards from now."""
 _SEARCH_PERIOD_MIN = timedelta(milliseconds=1)
 
 
 class DueTimes(NamedTuple):
-    """The due times that get a job, and the first time that is not due yet."""
+    """The due times for which a job is inserted, and the first time that is not due yet."""
 
     times_with_job: list[datetime]
-    """The times that get a job, oldest first."""
+    """The due times for which a job is inserted, oldest first."""
     next_time: datetime | None
     """The first time that is not due yet. None: the schedule has ended."""
     has_dropped_times: bool
-    """Whether times get no job although `missed` is `all`, because too many were missed."""
+    """Whether no job is inserted for the oldest due times although `missed` is `all`, because there
+    are more than `MISSED_JOBS_MAX` due times."""
 
 
 def find_due_times(
     schedule: PeriodicSchedule, missed: MissedPolicy, first_due_at: datetime, now: datetime
 ) -> DueTimes:
-    """Find the due times from `first_due_at` to `now`, and choose those that get a job.
-    `first_due_at` is a time of the schedule that is due.
+    """Find the due times from `first_due_at` to `now`, and choose those for which a job is
+    inserted. `first_due_at` is a due time of the schedule.
+
+    If `missed` is `one`, the newest due time is chosen. `skip`: the newest, unless it is missed
+    (see `DUE_TIME_MISSED_AFTER`). `all`: the newest `MISSED_JOBS_MAX` due times.
 
     Raises:
         Exception: the schedule failed, or returned a wrong value.
@@ -59,14 +65,15 @@ def find_due_times(
 def _choose_first_time_to_compute(
     schedule: PeriodicSchedule, first_due_at: datetime, now: datetime, times_to_keep: int
 ) -> datetime | None:
-    """Return a due time of the schedule. This time and those after it include the newest
-    `times_to_keep` due times, and only few older ones. After a long gap there are too many due
-    times to compute all of them.
+    """Return the due time with which `find_due_times` starts to compute the due times. This time
+    and the later due times include the newest `times_to_keep` due times, and only few older ones.
+    After a long gap there are too many due times to compute all of them.
 
-    For an interval schedule, the time is calculated. For other schedules, the function searches
-    backwards from `now`. This is correct only if the times do not depend on earlier times. The
-    times of a user's schedule may depend on earlier times, so up to `TIMES_COMPUTED_ONE_BY_ONE_MAX`
-    of them are computed without this search.
+    For an interval schedule, the returned time is calculated. For a cron schedule, the function
+    searches backwards from `now`. The search finds the right times only if each due time does not
+    depend on earlier due times. In a user's own schedule they may depend on each other. So if such
+    a schedule has at most `TIMES_COMPUTED_ONE_BY_ONE_MAX` due times, `first_due_at` is returned
+    without a search.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - first_due_at) // schedule.interval

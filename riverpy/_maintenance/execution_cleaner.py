@@ -1,4 +1,5 @@
-"""RunOnceKeyCleaner: deletes expired keys of `run_once`, which runs code only once for each key."""
+"""RunOnceKeyCleaner: deletes expired keys of `Client.run_once`, which runs code only once for each
+key."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ RUN_INTERVAL = 3600.0
 
 
 class RunOnceKeyCleaner(MaintenanceService):
-    """Deletes the expired keys of `run_once` in the whole schema. Two leaders may do this at the
-    same time."""
+    """Deletes the expired keys of `Client.run_once` in the whole schema. A key is stored so that
+    code runs only once for it. Two leaders may delete keys at the same time."""
 
     name = "execution cleaner"
 

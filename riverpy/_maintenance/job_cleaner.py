@@ -158,9 +158,10 @@ class JobCleaner(MaintenanceService):
             return await job_list_states_to_clean(connection, self.schema, shortest)
 
     async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:
-        """Read the jobs of a rule page by page, and delete them. If the rule has no `job_filter`,
-        reading starts at the beginning, unless the list of skipped jobs is full. Otherwise reading
-        continues at the position that is stored for the rule."""
+        """Read the jobs of a rule page by page, and delete them. If the rule has no `job_filter`
+        and the list of skipped jobs is not full, reading starts at the beginning, because nearly
+        all jobs before the stored position are deleted. In all other cases, reading continues at
+        the position that is stored for the rule."""
         if rule.job_filter is None and not self.batch_runner.skipped_rows.is_full:
             self._read_positions[rule] = None
         self._unfinished_rules.add(rule)
@@ -201,7 +202,7 @@ class JobCleaner(MaintenanceService):
             )
 
     async def _delete_finished_jobs(self, jobs: list[JobToDelete]) -> None:
-        """Delete these jobs, which one rule selects."""
+        """Delete these jobs. The same rule selects all of them."""
         rule = jobs[0].retention_rule
         async with self.batch_runner.open_transaction() as connection:
             deleted = await job_delete_ended(

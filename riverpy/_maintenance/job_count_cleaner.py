@@ -1,5 +1,5 @@
-"""JobCountCleaner: sums up the stored job counts of minutes to counts of hours, and deletes old
-counts."""
+"""JobCountCleaner: limits the number of rows with job counts. It adds old counts per minute to the
+counts per hour, and deletes old counts per hour."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 RUN_INTERVAL = 600.0
 """Seconds between two runs."""
 PERIODS_PER_STATEMENT_MAX = 20
-"""The maximum number of minutes or hours whose counts one transaction changes. Each minute or hour
-may have a row for each queue of the schema."""
+"""The maximum number of periods (minutes or hours) whose job counts one transaction changes. The
+table may have a row for each period and queue of the schema."""
 
 
 class JobCountCleaner(MaintenanceService):
@@ -44,8 +44,9 @@ class JobCountCleaner(MaintenanceService):
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Sum up or delete the counts of all periods (minutes and hours) that are old or have too
-        many queues, if the table of counts exists."""
+        """Clean the job counts of all periods (minutes and hours) that need it, if the table of
+        counts exists: add the counts of an old minute to its hour, delete the counts of an old
+        hour, and sum up the counts of the less busy queues of a period with too many queues."""
         async with self.acquire_read_connection("looking for the table of counts") as connection:
             has_table = await job_count_table_exists(connection, self.schema)
         if has_table:
@@ -63,7 +64,8 @@ class JobCountCleaner(MaintenanceService):
             )
 
     async def sum_up_or_delete_counts(self, periods: list[PeriodCleanup]) -> None:
-        """Sum up or delete the counts of these periods. A period for which this was already done is
-        left out."""
+        """Execute the action of each period (`PeriodCleanup.action`): add its counts to an hour,
+        delete them, or sum up those of the less busy queues. Nothing changes if another leader has
+        already done this."""
         async with self.batch_runner.open_transaction() as connection:
             await job_count_clean_periods(connection, self.schema, changes=periods)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 RUN_INTERVAL_MIN = 600.0
 """The shortest time between two runs, in seconds."""
 RUN_INTERVAL_PER_READ_SECOND = 50.0
-"""The time between two runs is at least this number of seconds for each second that the longest
-read takes. So reads take at most two per cent of the time."""
+"""A factor: the time between two runs is at least the duration of the longest read times this
+factor. So a read takes at most two per cent of the time."""
 PAGE_ROWS_MAX = 50_000
 """The largest number of jobs that one read returns."""
 

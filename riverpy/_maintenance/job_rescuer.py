@@ -117,8 +117,9 @@ class JobRescuer(MaintenanceService):
     name = "job rescuer"
 
     def __init__(self, context: TermContext, contact_duration: Callable[[], float] | None) -> None:
-        """Create the job rescuer. `contact_duration` returns how long this process has had
-        contact with the server without a break. None: the database has no table of clients."""
+        """Create the job rescuer. `contact_duration` is a function that returns for how many
+        seconds this process has had contact with the server without a break. It is None if the
+        database has no table of clients."""
         super().__init__(context)
         self._heartbeat_observer = (
             None if contact_duration is None else HeartbeatObserver(context.timer, contact_duration)
@@ -249,7 +250,7 @@ class JobRescuer(MaintenanceService):
     async def _collect_stuck_attempts(self, job_ids: list[int]) -> None:
         """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
         `stuck_job_read_runner` calls this again with fewer ids, so that a damaged job does not
-        prevent the read of the others."""
+        prevent the read of the other jobs."""
         async with self.acquire_read_connection(_READ_PURPOSE) as connection:
             rows = await job_get_stuck(
                 connection, self.schema, ids=job_ids, running_longer_than=self._config.rescue_age
@@ -288,7 +289,7 @@ class JobRescuer(MaintenanceService):
             with convert_base_exceptions(f"code of the worker of {job.kind!r}"):
                 job.decode_args(unit)
                 own_timeout = UNSET if unit.get_job_timeout is None else unit.get_job_timeout(job)
-        except Exception as error:  # the args do not fit the class, or the user's code has failed
+        except Exception as error:  # the args do not fit the args class, or user code has failed
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe_error(error))
             return self._compute_retry_delay(job, None)
         timeout = unit.resolve_timeout(self._config.job_timeout, own_timeout)
@@ -299,7 +300,7 @@ class JobRescuer(MaintenanceService):
     def _compute_retry_delay(self, job: _StuckJob, worker: RegisteredWorker | None) -> timedelta:
         return choose_retry_delay(job, worker, self._config.retry_policy, self._limited_log)
 
-    # -- the rescue of both kinds of jobs
+    # -- the rescue of jobs of dead clients and of stuck jobs
 
     async def _rescue_attempts(self, attempts: list[RescuableAttempt]) -> None:
         """Rescue the jobs of these attempts. A job of a dead client is rescued only if the client

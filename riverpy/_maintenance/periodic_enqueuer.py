@@ -128,7 +128,8 @@ class NewPeriodicJob(NamedTuple):
 
 
 class PeriodicEnqueuer(MaintenanceService):
-    """Inserts the jobs of the client's periodic jobs during one term (its time as leader)."""
+    """Inserts the jobs of the client's periodic jobs during one term (the client's time as
+    leader)."""
 
     name = "periodic enqueuer"
 
@@ -149,7 +150,8 @@ class PeriodicEnqueuer(MaintenanceService):
         )
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_skip_warning: set[str] = set()
-        """The ids of the rows for which a warning was logged because a slot got no job."""
+        """The ids of the rows of periodic jobs for which `periodic slot skipped` was logged as a
+        warning. Each row gets only one such warning."""
         self._moved_row_count = 0
         """The number of rows that this run has moved to another slot."""
         self._error_detector = RepeatedErrorDetector()
@@ -419,8 +421,9 @@ class PeriodicEnqueuer(MaintenanceService):
     def _make_planned_jobs(
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicInsertReason | None
     ) -> list[PlannedJob]:
-        """Return a list with the job of a slot. The list is empty if the user's constructor returns
-        None. `run` contains the reason why the job is inserted. None: the reason is not known."""
+        """Return a list with one job, for a slot or a requested run. The list is empty if the
+        user's function `constructor` (see `PeriodicJob`) returns None. `run` is the reason for the
+        job, and is stored in its metadata. None: the reason is not known."""
         constructed = job.construct()
         if constructed is None:
             return []
@@ -467,8 +470,9 @@ class PeriodicEnqueuer(MaintenanceService):
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
     async def _move_rows_and_insert_jobs(self, plans: Sequence[PeriodicJobPlan]) -> set[str]:
-        """Move rows to their next slots, and insert the jobs of the due slots. Return the ids of
-        the moved rows."""
+        """Execute plans in one transaction: store the next slot in the row of each periodic job,
+        and insert the jobs of the due slots. Return the ids of the rows that were changed. If
+        another session has changed a row, its plan is left out."""
         changes = [plan.row_change for plan in plans]
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
@@ -490,9 +494,10 @@ class PeriodicEnqueuer(MaintenanceService):
         return done
 
     def _log_skipped_due_time(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
-        """Log that a slot got no job, because the job `existing` has the same unique key. If this
-        job has finished and belongs to an earlier slot, log one warning: no slot gets a job until
-        the row of the job is deleted."""
+        """Log that no job was inserted for a slot, because the job `existing` has the same unique
+        key. The level is debug. If `existing` has finished and belongs to an earlier slot, no job
+        is inserted until `existing` is deleted from the table. Then the first entry for the row is
+        a warning."""
         job = self._registered_jobs[row_id]
         has_ended = existing.finalized_at is not None
         is_lost = has_ended and _has_due_time_between(job, existing.scheduled_at, due_at)
@@ -515,7 +520,8 @@ class PeriodicEnqueuer(MaintenanceService):
         try:
             return await self._inserter.insert_prepared_jobs(jobs, tx=connection)
         except TransactionError as error:
-            # No user code can end this transaction, so the connection was lost.
+            # The transaction is not open any more. No user code can have ended it, so the
+            # connection was lost.
             raise ConnectionError(describe_error(error.__cause__ or error)) from error
 
 
@@ -528,5 +534,5 @@ def _has_due_time_between(job: PeriodicJob, after: datetime, until: datetime) ->
     `until`."""
     try:
         return has_due_times(job.schedule, after, until, 1)
-    except Exception:  # a user's schedule may fail for a time in the past
+    except Exception:  # a user's schedule may raise an error if it gets a past time
         return False
