@@ -16,8 +16,8 @@ ENTRY_SIZE_MAX = 2 * 1024 * 1024
 class AttemptLog:
     """The log of one attempt, which a job uses as `job.log`. Any thread may use it.
 
-    It keeps the first `max_bytes` bytes, and only counts the bytes after them. It ignores lines
-    below its level, and lines after the end of the attempt.
+    It keeps the first `max_bytes` bytes. It drops the bytes after them, and counts the dropped
+    bytes. It ignores lines below its level, and lines after the end of the attempt.
     """
 
     __slots__ = ("_is_open", "_lock", "_max_bytes", "_missing_bytes", "_parts", "_size", "level")
@@ -73,7 +73,8 @@ class AttemptLog:
         with self._lock:
             room = 0 if self._missing_bytes else self._max_bytes - self._size
             if len(data) > room:
-                kept = data[:room].decode(errors="ignore").encode()  # keep no part of a character
+                # If the limit is in the middle of a character of several bytes, drop the character.
+                kept = data[:room].decode(errors="ignore").encode()
                 self._missing_bytes += len(data) - len(kept)
                 data = kept
             if data:
@@ -82,8 +83,8 @@ class AttemptLog:
 
     @property
     def text(self) -> str:
-        """The text that was logged so far, without a line about missing bytes. It is empty after
-        the end of the attempt."""
+        """The text that was logged so far. It does not have the line about missing bytes, which
+        `close` adds. It is empty after `close`, i.e. after the end of the attempt."""
         with self._lock:
             return b"".join(self._parts).decode()
 
@@ -105,8 +106,8 @@ class AttemptLog:
 
 
 def format_log_time(time: datetime | None = None) -> str:
-    """Return a time as text in UTC with milliseconds, such as `2026-01-31T09:30:00.000Z`. `time`
-    None means the current time."""
+    """Return a UTC time as text with milliseconds, such as `2026-01-31T09:30:00.000Z`. If `time` is
+    None, use the current time."""
     time = datetime.now(UTC) if time is None else time
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -133,8 +133,8 @@ class Client(
         self._opened_in: ProcessAndLoop | None = None
         self._run: ClientRun | None = None
         self._stop_next_run: Callable[[ClientRun], None] | None = None
-        """The method that stops the next run as soon as it starts, if a stop was already requested;
-        None: no stop was requested."""
+        """How to stop the next run as soon as it starts: `ClientRun.stop` or `ClientRun.stop_hard`.
+        None: no stop was requested before the run."""
         self._last_run: ClientRun | None = None
         """The current run. If the client is not running, the last run."""
         self._pid_and_generated_id: tuple[int, str] | None = None
@@ -424,8 +424,8 @@ class Client(
     # -- statistics
 
     def stats(self) -> ClientStats:
-        """Return the current state of the client and the counts of its run, for metrics and health
-        checks. This sends no statement to the database."""
+        """Return the current state of the client and the counts of its current or last run, for
+        metrics and health checks. This sends no statement to the database."""
         if self._last_run is None:
             return ClientStats(
                 client_id=self.id, domain=self._config.domain, leases=self._lease_engine.stats
@@ -441,7 +441,7 @@ class Client(
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
         """Work jobs until `stop` or `stop_and_cancel` is called. Open the client if it is not open.
-        Return a report of the attempts, results and services that did not end in time.
+        Return a report of jobs, maintenance and singletons that did not end, and unstored results.
 
         Args:
             drain: whether to stop when the queues have no more jobs to work.
@@ -452,7 +452,7 @@ class Client(
             ConfigError: there are no queues and no singletons, or there are queues but no workers.
             UnknownJobKindError: a periodic job has a kind that this client cannot insert.
             ClientStateError: the client is already running.
-            Exception: the client could not start, or there is a bug in riverpy.
+            Exception: the client could not start, or failed because of a bug in riverpy.
         """
         refuse_client_during_main_import()
         if self._opened_in is not None:
@@ -515,7 +515,7 @@ class Client(
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
         """Work jobs during the `async with` block. At its end, stop the client, and wait for
-        running jobs up to `Config.soft_stop_timeout`. A bug in riverpy also ends the block.
+        running jobs up to `Config.soft_stop_timeout`. If the run fails, the block is cancelled too.
 
         In a web application, use `riverpy.web.lifespan(client, work=True)` instead.
 
@@ -550,9 +550,8 @@ class Client(
             raise error
 
     def stop(self) -> None:
-        """Stop claiming jobs, and let the running jobs end. If the client is not running, this has
-        no effect. But if there is a task of `run` that has not started yet, the run stops as soon
-        as it starts."""
+        """Stop claiming jobs, and let the running jobs end. If the client is not running, this
+        affects only a task of `run` that already exists: its run stops as soon as it starts."""
         self._request_stop(ClientRun.stop)
 
     def stop_and_cancel(self) -> None:
@@ -564,19 +563,20 @@ class Client(
             stop_method(self._run)
             return
         with suppress(RuntimeError):  # without an event loop, no task of `run` exists
-            # If a task of `run` exists now, it starts before this callback.
+            # Existing tasks of `run` start before this callback. Later runs must not stop.
             asyncio.get_running_loop().call_soon(setattr, self, "_stop_next_run", None)
             self._stop_next_run = stop_method
 
     def running_claims(self) -> list[ClaimKey]:
-        """Return the claim keys of the running attempts. Any thread may call this method."""
+        """Return the claim keys (id, attempt, attempted_at) of the running attempts. Any thread may
+        call this."""
         return (
             sorted(self._run.running_attempts.collect_claim_keys()) if self._run is not None else []
         )
 
     async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
         """Make the jobs of these attempts available again, over a separate connection. The attempts
-        do not count. Return how many jobs were released.
+        do not count towards `max_attempts`. Return how many jobs were released.
 
         Call this only when the process is about to end: the code of the attempts must not run after
         it. This takes at most 2.5 seconds and kills the child processes of the attempts. If a child

@@ -31,8 +31,8 @@ MAX_WORKERS_MAX = 10_000
 MAX_PROCESSES_MAX = 1000
 _QUEUES_EXAMPLE = 'queues={"default": QueueConfig(max_workers=100)}'
 SETTING_DURATION_MAX = timedelta(days=365_000)
-"""The maximum value of a setting that is a duration. With longer durations, some times would be too
-late for PostgreSQL."""
+"""The maximum value of a setting that is a duration. With a longer duration, a time that is
+computed from it could be later than PostgreSQL can store."""
 REINDEXER_INDEX_NAMES_DEFAULT = (
     "river_job_args_index",
     "river_job_kind",
@@ -94,8 +94,8 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     would otherwise wait for the database. Default False. A claimed job that waits for a slot is
     already `running` in the database, so more than `max_workers` jobs can be `running`. It waits at
     most 50 ms. After that, or at a stop or pause, the job becomes available again, and the attempt
-    does not count. `attempted_at` is the time of the claim. The job's timeout starts when its code
-    starts."""
+    does not count towards `max_attempts`. `attempted_at` is the time of the claim. The job's
+    timeout starts when its code starts."""
 
     def __post_init__(self) -> None:
         _check_types_and_limits(self)
@@ -186,10 +186,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How often the client polls an idle queue. Default 1 second."""
     quiet_interval: timedelta | None = None
     """The minimum time between two checks for lost notifications while the client is idle. Set this
-    if the database server stops while it is not used. But then it may take this long until the
-    client detects that it no longer receives notifications. Default None: the client checks the
-    connection for notifications every 10 seconds, and reads what it may have missed every 30
-    seconds."""
+    for a database server that stops when it is not used, because the checks would keep it running.
+    The client may then take this long to detect that it no longer receives notifications. Default
+    None: the client checks every 10 seconds whether notifications arrive, and reads what it may
+    have missed every 30 seconds."""
     poll_only: bool = False
     """Find jobs only by polling, without LISTEN. Default False."""
     pooler: bool = False
@@ -237,14 +237,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     no further lease, and `client.lease` waits. Use this to spread leases over processes. Default
     None: no limit."""
     spread_leases: bool = False
-    """Hand singletons over to clients that have started later. Default False: a client keeps its
-    singletons. Needs version 8 of the migration line `riverpy`.
+    """Hand singletons over to clients that run fewer of them, for example because they have started
+    later. Default False: a client keeps its singletons. Needs version 8 of the migration line
+    `riverpy`.
 
     The share of each client is the number of running singletons, divided by the number of clients
-    that run a singleton or wait for one, rounded up. A client hands over one singleton if it runs
-    more than its share, and if a client that waits for the singleton runs at least two fewer. For
-    this, it cancels the function of the singleton, and then the other client runs it. A client does
-    this at most once in each `leader_ttl`.
+    that run a singleton or wait for one, rounded up. For example, the share is 3 with 5 singletons
+    and 2 clients. A client that runs more singletons than its share hands one of them over to a
+    client that waits for it and runs at least two singletons fewer. For this, the first client
+    cancels the function of the singleton, and then the other client runs it. A client hands over at
+    most one singleton in each `leader_ttl`.
     """
     leader_domain: str | None = None
     """The leader domain of this client, i.e. a group of clients and queues with its own leader. The
@@ -258,13 +260,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     start. "warn": work the queue, but leave its maintenance to the other domain. "takeover": claim
     the queue, but refuse to start if the other domain has a live client. Default "error"."""
     dead_after: timedelta = timedelta(minutes=1)
-    """How long a client may send no heartbeat. After this time it counts as dead, and its running
-    jobs are rescued. A client sends six heartbeats in this time. At least 100 ms. Default 1
-    minute."""
+    """The time without a heartbeat after which this client counts as dead and its running jobs are
+    rescued. A client sends six heartbeats in this time. At least 100 ms. Default 1 minute."""
     rescue_after: timedelta | None = None
-    """The run time after which a job is rescued if its client sends no heartbeats. Such clients are
-    clients in Go, and Python clients without the migration line `riverpy`. At least `job_timeout`.
-    Default None: 1 hour, plus `job_timeout` if that is set to a value other than its default."""
+    """The run time after which a job is rescued if its client sends no heartbeats. Clients in Go
+    send none, and neither do Python clients if the migration line `riverpy` (riverpy's own tables)
+    is not applied to the database. At least `job_timeout`. Default None: 1 hour, plus `job_timeout`
+    if that is set to a value other than its default."""
     retention: JobRetention = msgspec.field(default_factory=JobRetention)
     """How long jobs are kept after they have ended. Default: cancelled and completed jobs 24 hours,
     discarded jobs 7 days."""

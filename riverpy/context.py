@@ -29,8 +29,9 @@ thread."""
 running_blocking_client: ContextVar[object | None] = ContextVar(
     "riverpy_running_blocking_client", default=None
 )
-"""The client that `riverpy.sync.current_client` returns in a test with a blocking transaction.
-Default None: that function returns a client that forwards its calls to the running client."""
+"""The client that `riverpy.sync.current_client` returns in a test that has a transaction of a
+blocking driver, i.e. a driver that is not async. Default None: that function returns a client that
+forwards its calls to the running client."""
 
 
 @contextmanager
@@ -42,7 +43,9 @@ def set_running_client(client: object) -> Generator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # when the event loop ends, the block may end in another context
+        # When the event loop ends, it may end this block in another context. Then `reset` raises
+        # ValueError.
+        with suppress(ValueError):
             running_client_loop.reset(loop_token)
             running_client.reset(token)
 

@@ -5,8 +5,8 @@
 
 Importing this module starts no server. The server listens on a Unix socket in a directory that only
 its owner can enter, so it needs no port and no password. Several processes can use it at the same
-time. It runs while at least one process uses it. A process that ends, even if it is killed, does
-not use it any more. The command `riverpy db` does the same from a shell.
+time. The server stops when no process uses it any more, even if the last process was killed. The
+command `riverpy db` does the same from a shell.
 
 It needs Linux or macOS. On other systems, give riverpy the URL of a PostgreSQL.
 """

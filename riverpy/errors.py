@@ -47,8 +47,9 @@ class ClientIdInUseError(ConfigError):
 
     Attributes:
         client_id: the id that both clients use.
-        since: when the other client registered, in RFC 3339. None: the other client registered
-            while this client wrote no heartbeats.
+        since: when the other client registered, in RFC 3339. None: not known. The other client
+            registered after this client had started, during a time in which this client wrote no
+            heartbeats.
     """
 
     def __init__(self, client_id: str, since: str | None) -> None:
@@ -128,9 +129,10 @@ class UnknownJobKindError(InsertError):
 class TransactionError(RiverError):
     """A transaction cannot be used for this call. The error text has the reason.
 
-    Examples: the connection given as `tx` is closed, aborted or not in a transaction. Or a function
-    of the caller ended the transaction. Or a call on leases, or a fence (a check that a lease is
-    still held), does not allow this transaction.
+    Examples: The connection given as `tx` is closed, is not in a transaction, or its transaction is
+    aborted. A function of the caller has ended the transaction. The connection of a LeaseManager is
+    in a transaction. A fence (a check that a lease is still held) was called outside of a
+    transaction or in a savepoint.
     """
 
 
@@ -181,7 +183,8 @@ class ClientStateError(RiverError):
 
 class AttemptLostError(RiverError):
     """The attempt no longer belongs to this client: the job was rescued, completed, changed or
-    deleted. Nothing was written. A transaction given as `tx` stays usable: roll it back."""
+    deleted. Nothing was written. A transaction given as `tx` is not aborted. Roll it back, so that
+    it does not commit the work of a lost attempt."""
 
 
 class StepError(RiverError):
@@ -238,7 +241,8 @@ class JobCancel(Exception):
 
 
 class JobSnooze(Exception):
-    """Raised by a job to run again after a delay. The attempt does not count.
+    """Raised by a job to run again after a delay. The attempt does not count towards
+    `max_attempts`.
 
     Args:
         delay: how long to wait, by the server's clock. Zero: run again at once.

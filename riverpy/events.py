@@ -22,7 +22,8 @@ class EventKind(StrEnum):
     """An attempt failed. The job is then discarded, retryable or, if its next attempt is due within
     5 seconds, available."""
     JOB_INTERRUPTED = "job_interrupted"
-    """The attempt was ended because the client stopped. The attempt does not count."""
+    """The attempt was ended because the client stopped. The attempt does not count towards
+    `max_attempts`."""
     JOB_SNOOZED = "job_snoozed"
     QUEUE_PAUSED = "queue_paused"
     QUEUE_RESUMED = "queue_resumed"
@@ -90,8 +91,8 @@ class LeaseChange(msgspec.Struct, frozen=True):
     the maintenance of the schema has the name `@schema`."""
     use: LeaseUse
     epoch: int
-    """The number of the term, from the acquisition of the lease to its end. It is higher than the
-    number of every earlier term of this lease."""
+    """The number of the term (the time from the acquisition of the lease to its end). It is higher
+    than the number of every earlier term of this lease."""
     acquired_at: datetime
     """The start of the term, by the server's clock."""
     cause: StopCause | None = None
@@ -162,28 +163,32 @@ class JobChange(msgspec.Struct, frozen=True):
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):
-    """A client became leader, or is no longer leader."""
+    """A change of the leadership of a client: it became leader, or is no longer leader.
+
+    The first item of a subscription (`client.leadership`) is the last change so far. If there was
+    no change yet, this item says that the client is not leader, and most other fields are None.
+    """
 
     is_leader: bool
     """Whether the client is the leader now."""
     leader_id: str
-    """The id of the client that became leader, is no longer leader, or has not been leader."""
+    """The id of the client that this item is about."""
     elected_at: datetime | None = None
-    """The time at which the client became leader (the start of its term), by the server's clock;
-    None: the client has not been leader."""
+    """The start of the client's term, i.e. the time at which it became leader, by the server's
+    clock. None: the client has never been leader."""
     cause: StopCause | None = None
-    """The reason why the client is no longer leader; None: it is the leader, or has not been
-    leader."""
+    """The reason why the client is no longer leader. None: the client is the leader, or has never
+    been leader."""
     domain: str = "default"
     """The leader domain of the client. Each domain has its own leader."""
     epoch: int | None = None
     """The number of the term (one client's time as leader). It is higher than the number of every
-    earlier term. None: the domain is `default`, whose terms have no number, or the client has not
+    earlier term. None: the domain is `default`, whose terms have no number, or the client has never
     been leader."""
     event: LeaseEventKind | None = None
     """How the leadership changed. ACQUIRED: the client became leader. LOST: its lease was lost.
-    FAILED: its maintenance failed. RELEASED: its time as leader ended for any other reason. None:
-    the client has not been leader.
+    FAILED: its maintenance failed. RELEASED: its term ended in any other way, for example because
+    the client stopped. None: the client has never been leader.
 
     After FAILED and RELEASED, the client first stops its maintenance and then releases the
     lease."""

@@ -61,8 +61,9 @@ class RunningAttempts:
         self._limited_log = self._log.with_rate_limit()
         self._job_stuck_handler = config.job_stuck_handler
         self.stuck_attempts: dict[Attempt, bool] = {}
-        """The attempts that are still running long after their cancellation. The value is whether
-        the attempt keeps its slot; the handler of the user decides this."""
+        """The stuck attempts, i.e. the attempts that keep running after
+        `Config.job_stuck_threshold` has passed since their cancellation. The value is True while
+        the attempt keeps its slot, and False if the handler of the user has freed the slot."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -97,8 +98,9 @@ class RunningAttempts:
             self._all_attempts_ended.set()
 
     def release_attempts(self, attempts: Sequence[Attempt]) -> None:
-        """Remove attempts that have not started, and release their jobs. The attempts do not count,
-        and the jobs keep their positions in the queue."""
+        """Remove attempts that have not started, and release their jobs: each job is `available`
+        again at its position in the queue, and the attempt does not count towards `max_attempts`.
+        If `job_cancel` was called for a job, the job is cancelled instead."""
         for attempt in attempts:
             set_released_outcome(attempt)
             self._attempts.discard(attempt)
@@ -107,7 +109,8 @@ class RunningAttempts:
             self._all_attempts_ended.set()
 
     def cancel_job(self, job_id: int, queue: str) -> None:
-        """Cancel the attempts of a job in this queue, because `job_cancel` was called."""
+        """Cancel the running attempt of a job of this queue, because `job_cancel` was called. If an
+        earlier attempt of the job is still running, for example after a rescue, cancel it too."""
         self.cancel_attempts(one for one in self if one.id == job_id and one.queue == queue)
 
     def cancel_attempts(self, attempts: Iterable[Attempt]) -> None:
@@ -185,15 +188,15 @@ class RunningAttempts:
             attempt.deadline = math.inf
 
     def restart_timeout(self, attempt: Attempt) -> None:
-        """Start the timeout of an attempt from its full length, because the job's code starts
-        now."""
+        """Restart the timeout of an attempt, because the job's code starts now. The attempt gets
+        its whole timeout again, and `started_at` is set to now."""
         if attempt.stop_cause is None:
             attempt.started_at = time.monotonic()
             self.set_deadline(attempt, attempt.timeout)
 
     def schedule_deadline_check(self, deadline: float) -> None:
-        """Make sure that the timer checks the deadlines of all attempts at `deadline` or
-        earlier."""
+        """Make sure that the timer checks the deadlines of all attempts at `deadline` or earlier.
+        `deadline` is in seconds of `time.monotonic`."""
         if deadline >= self._next_deadline_check_at:
             return
         self._stop_deadline_timer()
@@ -268,8 +271,8 @@ class RunningAttempts:
             attempt.release_slot()
 
     def _remove_ended_stuck_attempt(self, attempt: Attempt) -> bool:
-        """Remove an attempt that has ended from `stuck_attempts`. Return whether the attempt still
-        has its slot."""
+        """If an attempt that has ended was stuck, remove it from `stuck_attempts`, and log this.
+        Return whether the attempt still has its slot."""
         keeps_slot = self.stuck_attempts.pop(attempt, None)
         if keeps_slot is None:  # the attempt was not stuck
             return True

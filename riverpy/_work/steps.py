@@ -54,7 +54,8 @@ class AttemptWithSteps(Protocol):
         """Set a key of the metadata to a JSON text. It is stored when the attempt ends."""
 
     def remove_metadata_update(self, key: str) -> None:
-        """Undo `merge_metadata` for a key."""
+        """Remove a key that `record_metadata` has set, so that it is not stored when the attempt
+        ends."""
 
     async def store_metadata_now(
         self,
@@ -74,21 +75,23 @@ class AttemptStepRunner:
         """Read the steps and cursors that earlier attempts have stored.
 
         Raises:
-            StepError: the stored cursors are a list.
+            StepError: the stored cursors are a JSON array instead of an object. River raises an
+                error for this too.
         """
         self._attempt = attempt
         members = _decode_json_members(attempt.metadata_text)
         self._stored_step = _decode_step_name(members.get(STEP_METADATA_KEY, ""))
-        """The last completed step that an earlier attempt has stored. It is set to None when the
-        code reaches this step. None: no step is skipped."""
+        """The name of the last completed step that an earlier attempt has stored. It is set to None
+        when the job's code reaches this step. None: no step is skipped."""
         self._stored_cursors = _decode_cursors(members.get(CURSORS_METADATA_KEY, ""))
         self._cursors = dict(self._stored_cursors)
         """The cursors of steps that are not completed, by the name of the step, as JSON texts."""
         self._has_had_cursors = bool(self._cursors)
         self._kept_results = _decode_json_members(members.get(KEPT_RESULTS_METADATA_KEY, ""))
         self._unreached_steps: set[str] = set()
-        """The steps with a stored cursor that the code has not reached yet. It stays empty if a
-        completed step is stored too, because River then ignores cursors of unknown steps."""
+        """The steps with a stored cursor that the job's code has not reached yet. If a completed
+        step is stored too, this set stays empty, because River then ignores a cursor whose step the
+        code does not have."""
         if self._stored_step is None:
             self._unreached_steps.update(self._cursors)
         self._completed_step: str | None = None
@@ -96,8 +99,9 @@ class AttemptStepRunner:
         self._called_step_names: set[str] = set()
         self._running_step: _RunningStep | None = None
         self._step_in_transaction: str | None = None
-        """The step that `checkpoint(tx)` has stored. The code does not know whether the transaction
-        was committed; the next attempt reads the row."""
+        """The name of the step that `checkpoint(tx)` has stored in the caller's transaction; None:
+        no such step. This object does not know whether the transaction was committed. The next
+        attempt knows, because it reads the row."""
         self._step_error: BaseException | None = None
         """The error of the step that failed. After it, no other step runs."""
         self._has_new_progress = False
@@ -206,8 +210,8 @@ class AttemptStepRunner:
         return not keep and not (is_stored_step and has_cursor and name in self._cursors)
 
     def _set_completed_step(self, name: str) -> None:
-        """Set the last completed step. Do nothing as long as the code has not reached the stored
-        step."""
+        """Set a step as the last completed one. Do nothing if an earlier attempt has stored a last
+        completed step that the job's code has not reached yet."""
         if self._stored_step in {None, name}:
             self._stored_step, self._completed_step = None, name
 
@@ -350,8 +354,8 @@ class AttemptStepRunner:
             self._attempt.record_metadata(key, text)
 
     def forget_error(self) -> None:
-        """Delete the error of the failed step, because the frames of the error refer to this
-        object."""
+        """Delete the error of the failed step. Its frames refer to this object, which would be a
+        reference cycle."""
         self._step_error = None
 
     def _make_step_metadata(self) -> dict[str, str]:
@@ -433,8 +437,9 @@ def _encode_step_value(value: object, value_name: str) -> str:
 
 
 def _decode_kept_result(text: str, decode: Callable[[str], Any] | None) -> Any:
-    """Decode a kept result. The attempt that runs the step also decodes its result, so that all
-    attempts get the same value."""
+    """Decode a kept result, i.e. the stored result of a step with `keep=True`. The attempt that
+    runs the step also encodes and decodes the result before it returns the result to the job's
+    code, so that the code gets the same value in every attempt."""
     return json.loads(text) if decode is None else decode(text)
 
 
@@ -455,8 +460,8 @@ def _decode_step_name(text: str) -> str | None:
 
 
 def _decode_cursors(text: str) -> dict[str, str]:
-    """Return the stored cursors as JSON texts. As in River, a list raises an error, and other
-    values that are not an object are ignored."""
+    """Return the stored cursors as JSON texts, by the name of the step. As in River, a JSON array
+    raises StepError, and another value that is not an object is ignored."""
     if text.startswith("["):
         raise StepError("river: unmarshal resumable cursors: expected an object, got an array")
     return _decode_json_members(text)

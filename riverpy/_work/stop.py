@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 RESULT_STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""
 RESULT_STORING_TIME_MIN = 1.0
-"""The minimum number of seconds for storing the last results. If `RESULT_STORING_TIME_SHARE` of the
-hard stop timeout is shorter, that time is the minimum."""
+"""The minimum number of seconds for storing the last results, even if the deadline of the stop has
+already passed. If `RESULT_STORING_TIME_SHARE` of the hard stop timeout is less than this number,
+that time is the minimum instead."""
 
 
 class StopTimeouts:
@@ -56,7 +57,8 @@ class StopTimeouts:
         self._shorten_deadline(self._soft_timeout + self._hard_timeout)
 
     def start_hard_stop_timeout(self) -> None:
-        """Start the hard stop timeout now. This only shortens the remaining time."""
+        """Start the hard stop timeout now. If the stop already has an earlier deadline, that
+        deadline stays."""
         self._shorten_deadline(self._hard_timeout)
 
     def soft_stop_seconds_left(self) -> float | None:
@@ -95,8 +97,8 @@ class StopTimeouts:
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """The attempts, results and services that had not ended when a run stopped. After a clean stop,
-    all fields have their default values."""
+    """The attempts, maintenance and singletons that had not ended when a run stopped, and the
+    results that were not stored. After a clean stop, all fields have their default values."""
 
     abandoned: tuple[ClaimKey, ...] = ()
     """The claim keys of the attempts whose code did not end in time. Their jobs stay `running` in

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
-"""The default for how many events may wait until a subscriber reads them. The completer publishes
-fewer events than this at a time, so a subscriber that reads all the time loses no events."""
+"""The default size of a subscription, i.e. the maximum number of events that wait in the
+subscription until the subscriber reads them. The completer publishes fewer events than this at a
+time, so a subscriber that reads all the time loses no events."""
 
 
 def parse_event_kind(value: EventKind | LeaseEventKind | str) -> EventKind | LeaseEventKind:
@@ -73,14 +74,14 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self._log = get_logger()
         self._limited_log = self._log.with_rate_limit()
         self.fleet_outbox: FleetOutbox | None = None
-        """The events that are sent to the clients that follow this client; None: no client follows
-        it."""
+        """The events that are sent to the clients that follow this client, i.e. that subscribe with
+        `fleet=True`. None: no client follows it."""
 
     def subscribe(
         self, kinds: Iterable[EventKind | LeaseEventKind | str], size: int
     ) -> Subscription:
         """Create a subscription for events of these kinds. `async with` opens it. `size` is the
-        maximum number of events that may wait.
+        maximum number of events that wait until the subscriber reads them.
 
         Raises:
             ConfigError: `kinds` is empty, a kind is unknown, or `size` is below 1.
@@ -135,13 +136,13 @@ class SubscriptionManager(StreamGroup[Subscription]):
     # -- events for the clients that follow this client
 
     def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
-        """Send an event to the clients that follow this client for each job that has started."""
+        """Send an event about each started job to the clients that follow this client."""
         for job in jobs:
             self._send_running_job_event(FleetEventKind.JOB_STARTED, job)
 
     def publish_saved_output(self, job: JobRow) -> None:
-        """Send an event to the clients that follow this client, because a running job has stored
-        its output."""
+        """Send an event about the stored output of a running job to the clients that follow this
+        client."""
         self._send_running_job_event(FleetEventKind.JOB_OUTPUT_SAVED, job)
 
     def publish_progress(self, job: JobRow, progress_text: str) -> None:
@@ -157,8 +158,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
     def publish_jobs_ended_by_leader(
         self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]
     ) -> None:
-        """Send an event to the clients that follow this client for each job that it has ended as
-        the leader."""
+        """Send an event about each of these jobs to the clients that follow this client. This
+        client has ended the jobs as the leader. `state_by_id` has the new state of each job."""
         if self.fleet_outbox is None:
             return
         for job in jobs:

@@ -1,8 +1,9 @@
 """JobSummaryLogger: logs a summary of the jobs of a run.
 
-Once a minute it logs how many jobs have ended, if jobs have ended or are stuck. It logs a separate
-event about failures. This event has the number of failures and one error for each of the first ten
-kinds. It is logged one second after the first failure, and then at most once a minute.
+Once a minute it logs how many jobs have ended, if jobs have ended or are stuck. It logs failures in
+a separate event, one second after the first failure, and then at most once a minute. For each of
+the first ten kinds of jobs that have failed, this event has the number of failures and the last
+error. For further kinds, it has only the number of these kinds.
 """
 
 from __future__ import annotations

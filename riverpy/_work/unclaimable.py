@@ -37,8 +37,9 @@ class UnclaimableJobs:
         timeout of a claim in seconds."""
         self._claim_batch_size = AdaptiveBatchSize(jobs_per_claim_limit, claim_timeout)
         self._suspect_job_count = 0
-        """After a failed claim from several queues: how many of the next jobs of this queue may
-        include the job that made the claim fail. That job may also be in another queue."""
+        """How many of the next jobs of this queue are suspect: one of them may have made a claim
+        from several queues fail. The cause may also be a job of another queue. 0: no job is
+        suspect."""
         self._skipped_jobs = SkippedRows[int](SKIPPED_JOBS_MAX)
         self._error_detector = RepeatedErrorDetector()
         self._logged_job_ids: set[int] = set()
@@ -56,8 +57,9 @@ class UnclaimableJobs:
 
     @property
     def may_include_failing_job(self) -> bool:
-        """Whether a job may make the next claim from this queue fail, or claims have to skip
-        jobs."""
+        """Whether the next claim from this queue must not include other queues, because an earlier
+        claim has failed. This is so while jobs are skipped, while the next jobs are suspect, and
+        while claims have less than the maximum size."""
         return bool(
             self._skipped_jobs
             or self._suspect_job_count
@@ -106,7 +108,7 @@ class UnclaimableJobs:
         if job_count < limit:
             self._suspect_job_count = 0
             self._claim_batch_size.allow_growth()
-            if not self._skipped_jobs:  # no skipped job is left, so no job can fail
+            if not self._skipped_jobs:  # every job of the queue was claimed, so none can fail
                 self._claim_batch_size.grow_to_maximum()
         if job_count and self._consecutive_failed_claims:
             if self._consecutive_failed_claims >= FAILED_BATCHES_BEFORE_RETRY_OF_SKIPPED_ROWS:
@@ -131,9 +133,9 @@ class UnclaimableJobs:
     def record_failed_claim(
         self, limit: int, job_id: int | None, error: Exception, seconds: float
     ) -> bool:
-        """Record a failed claim that requested `limit` jobs and took `seconds` seconds. `job_id` is
-        the id of its only job. None: the claim was for several jobs, or the id was not read. Return
-        whether to claim again at once."""
+        """Record a failed claim that requested `limit` jobs and took `seconds` seconds. Return
+        whether to claim again at once. If the claim was for a single job, `job_id` is the id of
+        this job. It is None if the claim was for several jobs, or if the id was not read."""
         self._consecutive_failed_claims += job_id is None or job_id not in self._skipped_jobs
         if not self._error_detector.record_and_check_if_caused_by_row(error):
             return False

@@ -97,7 +97,7 @@ class CommandGroup(click.Group):
 @click.version_option(VERSION, prog_name="riverpy")
 @debug_option
 def main() -> None:
-    """The River job queue for asyncio Python on PostgreSQL."""
+    """Run workers, and manage the jobs, queues and tables of River, a job queue on PostgreSQL."""
 
 
 def _open_missing_standard_streams() -> None:

@@ -62,7 +62,8 @@ def change_items(
 ) -> None:
     """Change each item in order. If one item fails, the next items are still changed.
 
-    Each result is printed at once. With `--json`, all results are printed as one object at the end.
+    The result of an item is printed as soon as the item was handled. With `--json`, one object with
+    all results is printed at the end instead.
 
     Args:
         database: the database of the command.
@@ -70,11 +71,11 @@ def change_items(
         json_key: the key of an item in the `--json` output, such as `id`.
         items: the ids or names of the items.
         change: changes one item in a transaction, and returns the result.
-        as_json: whether the command has the option `--json`.
+        as_json: whether the user has given the option `--json`.
 
     Raises:
         Exit: with code 1, if an item failed.
-        CommandError: the database failed. Only items with a printed result are changed.
+        CommandError: the database failed. The items without a printed result are unchanged.
     """
     results: list[dict[str, object]] = []
     noted_at = time.monotonic()

@@ -41,7 +41,7 @@ class CommandConnection(NamedTuple):
         **kwargs: ArgsP.kwargs,
     ) -> ResultT:
         """Run a statement that reads a few rows, and return its result. `statement` is called with
-        the connection and the schema, then with the other arguments."""
+        the connection, the schema, `args` and `kwargs`."""
         result = statement(self.connection, self.schema, *args, **kwargs)
         return await wait_for_statement("reading the database", result)
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 DASHBOARD_PORT_DEFAULT = 8080
 STOP_TIMEOUT = 5
-"""Seconds for which the server waits for running requests after a stop signal."""
+"""The maximum number of seconds for which the server waits for running requests after a stop
+signal."""
 DASHBOARD_POOL_SIZE = 4
 """The number of connections in the pool of a client that only the dashboard uses."""
 
@@ -41,8 +42,8 @@ def require_web_packages(command: str) -> None:
 
 
 def open_listening_socket(address: Address, *, option: str = "--port") -> socket.socket:
-    """Return a socket that listens on an address. If this fails, raise CommandError with a text
-    that names the `option` for another port."""
+    """Return a socket that listens on an address. If this fails, raise CommandError. If another
+    process uses the port, the error text says that `option` can choose another port."""
     host, port = address
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -81,7 +82,8 @@ class DashboardServer:
         """Open the client, and serve the dashboard until SIGINT or SIGTERM.
 
         Args:
-            open_client: opens the client. It adds to the exit stack what must be closed at the end.
+            open_client: opens the client, and returns it. It gets an exit stack, to which it adds
+                what must be closed when the server has stopped.
             print_address: is called with the address when browsers can connect.
         """
         import uvicorn

@@ -70,7 +70,7 @@ def find_running_dev_server() -> EmbeddedPostgres | None:
     try:
         name = make_dev_server_name(Path.cwd())
         if not any(default_base_directory().glob(f"{name}-pg*")):
-            return None  # return early: `existing` searches for PostgreSQL's programs
+            return None  # avoids the call of `existing`, which searches for PostgreSQL's programs
         running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]
     except (OSError, RiverError):
         return None

@@ -38,7 +38,7 @@ _PAST_PARTICIPLE_BY_VERB = {"retry": "retried", "cancel": "cancelled", "delete":
 
 
 class _StopRequestedError(Exception):
-    """A signal has requested that the command stops."""
+    """Raised after a batch, because a signal has requested that the command stops."""
 
 
 class _StopSignalWatcher:
@@ -72,9 +72,8 @@ class _StopSignalWatcher:
 
         added: list[int] = []
         for number in _list_stop_signals():
-            with suppress(
-                NotImplementedError, ValueError, RuntimeError
-            ):  # Windows, or not the main thread
+            # `add_signal_handler` raises an error on Windows and outside of the main thread.
+            with suppress(NotImplementedError, ValueError, RuntimeError):
                 loop.add_signal_handler(number, handle_signal, number)
                 added.append(number)
         try:
@@ -116,7 +115,8 @@ def change_matching_jobs(
 
     Raises:
         UsageError: confirmation is needed, but stdin is not a terminal.
-        Exit: with code 1 if jobs were refused; with 128 plus the number of the signal if a signal
+        Exit: with code 1 if jobs were refused, i.e. could not be changed, for example because
+            another job has the same unique key; with 128 plus the number of the signal if a signal
             stopped the command.
     """
     if not is_confirmed and not sys.stdin.isatty():
@@ -204,8 +204,8 @@ async def _run_batches(client: Client, change: _BatchChange, count: int) -> None
 def _get_change_method(
     client: Client, change: _BatchChange
 ) -> Callable[[Callable[[JobChanges], object]], Awaitable[JobChanges]]:
-    """Return a function that changes the jobs. Its argument is called with the progress after each
-    batch."""
+    """Return a function that changes the jobs in batches. Its argument is a callback, which it
+    calls with the progress after each batch."""
     if change.verb == "retry":
         return lambda note: client.job_retry_many(
             limit=change.limit, on_progress=note, **change.filters

@@ -65,8 +65,9 @@ job_ids_option = click.option(
 
 
 def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Add the options that select jobs to a command. The command function receives the values of
-    the used options as one dict, in its parameter `filters`."""
+    """Decorate a command with the options that select jobs, such as `--kind`. The command function
+    receives the values of the options that the user has given as one dict, in its parameter
+    `filters`."""
     names = [one[1] for one in _FILTER_OPTIONS]
 
     @wraps(command)

@@ -23,8 +23,8 @@ class _StoredAttemptLog(msgspec.Struct):
 
 
 def decode_job_log(job: JobRow) -> list[msgspec.Raw]:
-    """Return the entries of the stored log of a job, one for each attempt, as JSON. The oldest
-    entry is first."""
+    """Return the stored log of a job as a list with one entry for each attempt, the oldest first.
+    Each entry is JSON that is not decoded yet."""
     return [
         msgspec.Raw(entry)
         for entry in decode_log_entries(job.get_encoded_values()[JobColumn.METADATA])

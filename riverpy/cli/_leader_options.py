@@ -1,4 +1,5 @@
-"""The options of `riverpy worker` for leader election, and the check of all its settings.
+"""The options of `riverpy worker` for leader election, and the check of all settings of this
+command.
 
 All wrong values are reported in one message, so that a user can correct them together.
 """
@@ -33,13 +34,13 @@ _ValueBySetting = dict[Setting[Any], SettingValue[Any]]
 
 _OPTION_FAULTS_KEY = "riverpy.worker_option_faults"
 _CLIENT_SOURCE = "the client's Config"
-"""The source that an error names for a value that comes from the client and not from a flag, a
-variable or a file."""
+"""The source of a value in an error text, if the value comes from the `Config` of the client. Other
+sources are an option, an environment variable and the settings file."""
 
 
 class _LeaderOption(click.Option):
-    """An option in the group "Leading" of the help. Its wrong value is collected, so that one error
-    reports all wrong values."""
+    """An option in the group "Leading" of the help. If its value is wrong, the option does not end
+    the command, but adds the error to a list, so that one message reports all wrong values."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
@@ -72,7 +73,7 @@ def _parse_domain_queues(
 
 
 def leader_options(command: CommandT) -> CommandT:
-    """Add an option for each setting of leader election to a command."""
+    """Decorate a command with an option for each setting of leader election."""
     for setting in reversed(LEADER_SETTINGS):
         attributes: dict[str, Any] = {"cls": _LeaderOption}
         if setting is DOMAIN_QUEUES:
@@ -93,9 +94,10 @@ def find_setting_values(
     """Return the value of each setting and the source of the value.
 
     Args:
-        sources: the environment variables and the file.
+        sources: the environment variables and the settings file.
         known_values: the settings whose values are already known.
-        flags: the values of the options by the names of their parameters.
+        flags: the value of each option, by the name of its parameter in the command function. None:
+            the user has not given the option.
 
     Raises:
         SettingsError: one or more values are wrong. The text lists all of them.

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 LOG_BUFFER_BYTES_MAX = 4 * 2**20
 """The maximum size of the buffered lines, in bytes."""
 LOG_FLUSH_TIMEOUT = 0.5
-"""Seconds for which the process waits at its end until the buffered lines are written."""
+"""The maximum number of seconds for which the process waits at its end until the buffered lines are
+written. Lines that are not written by then are lost."""
 _STANDARD_DESCRIPTOR_MAX = 2
 """The highest descriptor of stdin, stdout and stderr. These three are used directly, not
 duplicated, so that a program can redirect them."""
@@ -39,8 +40,8 @@ _READER_ENDED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
 
 
 class LogStream:
-    """A stream for log lines. Any thread may call its methods. A finalizer that runs while a line
-    is written may also call them.
+    """A stream for log lines. Any thread may call its methods. Even a finalizer may call them while
+    it interrupts a write.
 
     Args:
         stream: the text stream to write to. If it has no file descriptor, writes may block.
@@ -51,14 +52,16 @@ class LogStream:
         own_descriptors = ExitStack()
         self._descriptor = _find_file_descriptor(stream)
         if self._descriptor > _STANDARD_DESCRIPTOR_MAX:
-            # The stream may be closed while handlers still write. The system then uses its number
-            # again, and a log line would be written to a socket or to another file.
+            # The stream may be closed while handlers still write. The system then gives its
+            # descriptor to the next opened file or socket, and a log line would be written there.
             self._descriptor = os.dup(self._descriptor)
             own_descriptors.callback(os.close, self._descriptor)
         self._write_nonblocking = _make_nonblocking_write(self._descriptor, own_descriptors)
-        weakref.finalize(self, own_descriptors.close).atexit = False  # also write lines at exit
+        # Do not close the descriptors at exit, because the last lines must still be written.
+        weakref.finalize(self, own_descriptors.close).atexit = False
         self.on_reader_ended: Callable[[], None] | None = None
-        """Is called once when the reader has ended. Any thread may call it."""
+        """Is called once when the reader of the pipe, socket or terminal has ended. Any thread may
+        call it."""
         self._has_reader_ended = False
         self.reset_after_fork()
         _log_streams.add(self)
@@ -142,7 +145,9 @@ class LogStream:
                 )
             except BlockingIOError:
                 length = 0
-                if may_block:  # another process made the descriptor non-blocking
+                if may_block:
+                    # Another process has made the descriptor non-blocking, so wait here until a
+                    # write is possible.
                     select.select([], [self._descriptor], [])
             except OSError as error:
                 self._drop_lines_after_write_error(error)

@@ -61,8 +61,8 @@ class _StructlogConfigurer:
         self._writer = writer
 
     def install(self) -> None:
-        """Configure structlog when it is imported, or now if it is imported already. Then keep a
-        configuration of the user."""
+        """Configure structlog now if it is already imported, otherwise as soon as it is imported.
+        If the code of the user has already configured structlog, change nothing."""
         for other in [one for one in sys.meta_path if isinstance(one, _StructlogConfigurer)]:
             sys.meta_path.remove(other)
         structlog: Any = sys.modules.get("structlog")
@@ -77,7 +77,8 @@ class _StructlogConfigurer:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module structlog, and make its loader configure it after the import."""
+        """Return the import spec of structlog. Its loader configures structlog after the import.
+        Return None for any other module."""
         if fullname != "structlog":
             return None
         sys.meta_path.remove(self)

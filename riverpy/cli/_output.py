@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _STDERR_FD = 2
 _ATOMIC_WRITE_BYTES_MAX = 512
-"""The maximum size in bytes of a write that never blocks on a pipe that is ready for writing."""
+"""The maximum size in bytes of a write that must not block. It is the minimum of PIPE_BUF in POSIX:
+if a pipe is ready for writing, a write of at most PIPE_BUF bytes does not block."""
 
 
 def make_printable(text: str) -> str:

@@ -1,9 +1,9 @@
 """Runs a command in an event loop, and prints its errors.
 
 An expected failure, for example of the database, the network or a file, prints one line on stderr,
-and the exit code is 1. A wrong setting, argument or job prints one line, and the exit code is 2.
-Any other error is a bug in riverpy and prints its traceback. With the setting `debug`, all errors
-print their tracebacks.
+and the exit code is 1. A wrong setting, a wrong argument or a job that cannot be inserted prints
+one line, and the exit code is 2. Any other error is a bug in riverpy and prints its traceback. With
+the setting `debug`, all errors print their tracebacks.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
 PROGRAM_SETTINGS_KEY = "riverpy.program_settings"
 """The key in click's `Context.meta` for the settings from the program that runs the command, such
 as `manage.py`. The value is a dict from the name of a setting to a `SettingValue`. These settings
-take precedence over the environment variables and the file."""
+take precedence over the environment variables and the settings file."""
 KUBERNETES_SERVICE_SUFFIX = "_SERVICE_HOST"
 """The suffix of the environment variables that Kubernetes sets for the Services of a namespace."""
 
@@ -83,7 +83,8 @@ class SettingsError(click.UsageError):
 @dataclass(frozen=True, eq=False)
 class Setting(Generic[T]):
     """A setting of commands. For example, the setting `soft-stop` has the option `--soft-stop`, the
-    environment variable RIVERPY_SOFT_STOP and the key `soft-stop` in the file."""
+    environment variable RIVERPY_SOFT_STOP and the key `soft-stop` in the settings file
+    (riverpy.toml or pyproject.toml)."""
 
     name: str
     type: click.ParamType[T]
@@ -146,7 +147,8 @@ def _parse_max_worker_age(text: str) -> timedelta:
 
 
 def _parse_lease_duration(text: str) -> timedelta:
-    """Parse a duration for leases and heartbeats, and check its limits."""
+    """Parse a setting that is a duration for leases or heartbeats, such as `leader-ttl`. Raise
+    ValueError if it is not between `LEASE_DURATION_MIN` and `SETTING_DURATION_MAX`."""
     duration = parse_duration(text)
     if not LEASE_DURATION_MIN <= duration <= SETTING_DURATION_MAX:
         raise ValueError(
@@ -396,8 +398,10 @@ class SettingSources:
         self._file_path, self._file_settings = _find_settings_file(directory or Path.cwd())
 
     def find_value(self, setting: Setting[T], option: T | None) -> SettingValue[T]:
-        """Return the value of a setting from its first source. `option` is the value of the option
-        of the command; None: the user has not given the option."""
+        """Return the value of a setting from the first source that has one: the option, the program
+        that runs the command (such as `manage.py`), the environment variables or the settings file.
+        `option` is the value of the option of the command. None: the user has not given the
+        option."""
         if option is not None:
             return SettingValue(
                 option, f"--no-{setting.name}" if option is False else f"--{setting.name}"

@@ -6,9 +6,9 @@ that closes can send SIGHUP twice.
 
 Python runs a signal handler only when the main thread executes Python code. A job that blocks the
 event loop can prevent this. So the interpreter also writes a byte to a socket for each signal, and
-a separate thread reads these bytes. The thread ends the process when a stop exceeds its time limit.
-C code that holds the GIL blocks this thread too. Then a timer of faulthandler, which does not need
-the GIL, ends the process.
+a separate thread, the signal thread, reads these bytes. This thread ends the process when a stop
+exceeds its time limit. C code that holds the GIL blocks this thread too. Then a timer of
+faulthandler, which does not need the GIL, ends the process.
 
 A forked child process is not a worker, so it gets back the signal handlers from before the worker
 started.
@@ -47,16 +47,20 @@ STOP_SIGNALS = tuple(
     if hasattr(signal, name)
 )
 HANDLED_SIGNALS_MAX = 2
-"""The number of signals that start a step of the stop. The next signal ends the process at once."""
+"""The number of signals that the process handles: the first one starts the soft stop, the second
+one the hard stop. The next signal ends the process at once."""
 FORCED_EXIT_DELAY = 1.0
-"""Seconds from the end of the time limits of a stop until `StopPlan.force_exit` is called."""
+"""Seconds that a stop may take in addition to its timeouts. After that, `StopPlan.force_exit` is
+called."""
 FORCED_EXIT_TIMEOUT = 2.5
 """Seconds that `StopPlan.force_exit` may take. After that, the process ends at once."""
 OUTPUT_FLUSH_TIMEOUT = 0.3
-"""Seconds that the process waits at its end until buffered output is written."""
+"""The maximum number of seconds for which the process waits at its end until buffered output is
+written. Output that is not written by then is lost."""
 _STDERR_FD = 2
 _WAKE_THREAD_BYTE = 0
-"""The byte that makes the thread check the deadline. No signal has this number."""
+"""The byte that wakes the signal thread, so that it reads the current deadline of the process. No
+signal has this number."""
 _STOP_REQUEST_BYTE = 255
 """The byte that requests a stop. No signal has this number."""
 _UNCOUNTED_STOP_REQUEST_BYTE = 254
@@ -84,7 +88,8 @@ def raise_on_stop_signals() -> Generator[None]:
     """Make stop signals raise StoppedBeforeStartError during the `with` block, until a
     `StopSignalHandler` handles them."""
     for number in filter(_should_stop_worker, STOP_SIGNALS):
-        # The result is None for a handler of C code, which Python cannot restore.
+        # `signal.signal` returns None if C code has installed the previous handler. Python cannot
+        # restore that handler, so the default one is restored later.
         _replaced_handlers[number] = (
             signal.signal(number, _raise_stopped_before_start) or signal.SIG_DFL
         )
@@ -119,20 +124,23 @@ def _can_start_hard_stop(signal_number: int) -> bool:
 
 
 class StopPlan(NamedTuple):
-    """What to call at each step of a stop, and the time limits of the steps."""
+    """The functions that start the soft stop, start the hard stop and end the process, and the
+    timeouts of both stops."""
 
     soft_stop: Callable[[], object]
     """Starts the soft stop. The event loop calls it after the first signal."""
     hard_stop: Callable[[], object]
     """Starts the hard stop. The event loop calls it after the second signal."""
     soft_stop_timeout: timedelta | None
-    """The time after which the hard stop starts without a second signal; None: it does not
-    start."""
+    """The time from the first signal until the hard stop starts without a second signal. None: only
+    a second signal starts the hard stop."""
     hard_stop_timeout: timedelta
     """The maximum duration of the hard stop."""
     force_exit: Callable[[], object]
-    """Ends the process. A separate thread calls it when `FORCED_EXIT_DELAY` has passed after the
-    time limits. If it takes longer than `FORCED_EXIT_TIMEOUT`, the process ends with the exit code
+    """Ends the process. A separate thread calls it if the process is still running
+    `FORCED_EXIT_DELAY` after the timeout of the stop. This timeout is the soft plus the hard stop
+    timeout after the first signal, and the hard stop timeout after the second signal. If the call
+    takes longer than `FORCED_EXIT_TIMEOUT`, the process ends with the exit code
     `EXIT_UNCLEAN_STOP`."""
 
     def seconds_to_forced_exit(self, signal_count: int) -> float:
@@ -149,7 +157,7 @@ class StopSignalHandler:
     """Handles the signals of the process, from the call of `start` until the process ends.
 
     Args:
-        plan: what to call at each step of a stop.
+        plan: the functions to call during a stop, and the timeouts.
         loop: the event loop in which the soft and the hard stop are started.
     """
 
@@ -159,12 +167,13 @@ class StopSignalHandler:
         # next() is atomic, so a signal handler cannot interrupt it.
         self._stop_request_counter = itertools.count(1)
         self._stop_step_counter = itertools.count(1)
-        """Counts the signals and requests that can start a step of the stop."""
+        """Counts the handled signals and calls of `request_soft_stop`. The first one starts the
+        soft stop, the second one the hard stop."""
         self._handler_calls = itertools.count(1)
         self._exit_deadline = math.inf
         self._exit_code: int | None = None
-        """The exit code if the process is still running at the deadline; None: call `force_exit` at
-        the deadline."""
+        """The exit code with which the signal thread ends the process at `_exit_deadline`. None:
+        the thread calls `StopPlan.force_exit` instead."""
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -178,7 +187,8 @@ class StopSignalHandler:
             is_socket = stat.S_ISSOCK(os.fstat(_STDERR_FD).st_mode)
         except OSError:  # stderr is closed
             is_socket = False
-        # Use a socket, such as that of systemd, directly: its buffer can hold a crash report.
+        # A crash report must not block. A pipe or terminal is opened again as non-blocking. A
+        # socket, such as that of systemd, is used as it is: its buffer can hold a crash report.
         faulthandler.enable(_STDERR_FD if is_socket else _open_nonblocking_stderr())
         for number in filter(_should_stop_worker, STOP_SIGNALS):
             signal.signal(number, self._handle_signal)
@@ -186,9 +196,9 @@ class StopSignalHandler:
         threading.Thread(target=self._run_thread, name="riverpy signals", daemon=True).start()
 
     def install_wakeup_fd(self) -> None:
-        """Make the interpreter send a byte to the thread for each signal. An event loop replaces
-        this setting when it starts, so call this after each start of the event loop, in the main
-        thread."""
+        """Make the interpreter send a byte to the signal thread for each signal. An event loop
+        replaces the file descriptor for these bytes when it starts, so call this after each start
+        of the event loop, in the main thread."""
         ours = self._writer.fileno()
         before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if before != ours:
@@ -221,8 +231,8 @@ class StopSignalHandler:
         self._send_byte(_WAKE_THREAD_BYTE)
 
     def close(self) -> None:
-        """Restore the signal handlers, and end the thread. Only a process that continues after the
-        worker needs this. Call it in the main thread, after the event loop is closed."""
+        """Restore the signal handlers, and end the signal thread. Only a process that continues
+        after the worker needs this. Call it in the main thread, after the event loop is closed."""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) == self._handle_signal:
                 signal.signal(number, _replaced_handlers.pop(number, signal.SIG_DFL))
@@ -264,8 +274,8 @@ class StopSignalHandler:
         self._writer.close()
 
     def _stop_or_forward_received_signals(self) -> None:
-        """Handle all received signals and requests. Both the thread and the signal handler call
-        this."""
+        """Handle all received stop signals and stop requests, and forward other signals to the
+        event loop. Both the signal thread and the signal handler call this."""
         while True:
             try:
                 number = self._reader.recv(1)[0]
@@ -283,7 +293,7 @@ class StopSignalHandler:
         if next(self._stop_request_counter) > 1 and not _can_start_hard_stop(signal_number):
             return
         if signal_number == _HARD_STOP_REQUEST_BYTE:
-            number = 2  # counts as the second signal
+            number = 2  # start the hard stop, as the second signal does
         elif signal_number == _UNCOUNTED_STOP_REQUEST_BYTE:
             number = 1
         else:
@@ -356,7 +366,8 @@ def _open_nonblocking_stderr() -> int:
 
 
 _signal_mask_before_fork = threading.local()
-"""Its attribute `mask` is the signal mask of the thread that forks, from before the fork."""
+"""Data for a fork, separate for each thread. The attribute `mask` is the signal mask of the forking
+thread from before the fork."""
 
 
 def _block_signals_before_fork() -> None:

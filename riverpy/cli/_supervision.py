@@ -63,8 +63,8 @@ class SupervisorConnection:
 
 
 def connect_to_supervisor(stop_pipe: int, health_socket: int, number: int) -> None:
-    """Create the SupervisorConnection of this process, which has the same arguments. From now on,
-    the supervisor can stop this process."""
+    """Connect this process to its supervisor. From now on, the supervisor can stop this process.
+    The arguments are those of `SupervisorConnection`."""
     global _supervisor_connection
     _supervisor_connection = SupervisorConnection(stop_pipe, health_socket, number)
 

@@ -34,7 +34,8 @@ CLIENT_NAMES_DEFAULT = ("client", "app", "riverpy")
 
 
 class TargetError(click.UsageError):
-    """MODULE:ATTR does not name a client. The text of the error lists what the module has."""
+    """MODULE:ATTR does not name a client. If possible, the error text says what to give instead,
+    for example a client of the module."""
 
 
 class ClientTarget(NamedTuple):
@@ -68,7 +69,7 @@ def load_client_target(import_path: str) -> ClientTarget:
         return ClientTarget(import_path, _get_attribute(module, attribute))
     found = {name: getattr(module, name) for name in CLIENT_NAMES_DEFAULT if hasattr(module, name)}
     for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
-        if not inspect.ismodule(value):  # the name `riverpy` may be the package itself
+        if not inspect.ismodule(value):  # after `import riverpy`, this name is only the package
             return ClientTarget(f"{module_name}:{name}", value)
     raise TargetError(
         f"module {module_name} has no {' or '.join(CLIENT_NAMES_DEFAULT)}; "
@@ -78,9 +79,9 @@ def load_client_target(import_path: str) -> ClientTarget:
 
 @asynccontextmanager
 async def open_client(target: ClientTarget) -> AsyncGenerator[Client]:
-    """Yield the client of a target: the client itself, or the client that the function of the
-    target returns, or the client that its async context manager yields. Such a context manager is
-    exited at the end."""
+    """Yield the client of a target. If the target is a function, call it, and use the returned
+    object. If the target or this object is an async context manager, enter it, use the client that
+    it yields, and exit it at the end."""
     spec, value = target
     verb = "returns"
     if not isinstance(value, Client | AbstractAsyncContextManager):

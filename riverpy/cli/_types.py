@@ -53,7 +53,8 @@ def parse_queues(text: str) -> dict[str, int]:
 
 
 def format_queues(queues: Mapping[str, object]) -> str:
-    """Return the text from which `parse_queues` parses these queues."""
+    """Return the names and slots of queues as text, such as `default:50,mail:5`. This is the
+    inverse of `parse_queues`."""
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
 
 
@@ -91,8 +92,8 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """Return the text from which `parse_size` parses this size. The size is in bytes and a multiple
-    of 1,024."""
+    """Return a size in bytes as text, such as `512MiB`. The size must be a multiple of 1,024. This
+    is the inverse of `parse_size`."""
     for unit in ("T", "G", "M"):
         if size and size % _BYTES_BY_UNIT[unit] == 0:
             return f"{size // _BYTES_BY_UNIT[unit]}{unit}iB"

@@ -1,4 +1,4 @@
-"""`riverpy bench`: measure how fast jobs are inserted, worked and picked up."""
+"""`riverpy bench`: measure how fast jobs are inserted and worked, and how soon a new job starts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bench(
     as_json: bool,
     database: DatabaseSettings,
 ) -> None:
-    """Measure how fast jobs are inserted, worked and picked up on a database.
+    """Measure how fast jobs are inserted and worked, and how soon a new job starts.
 
     The command inserts jobs that do nothing or sleep, and works them as `riverpy worker` does. The
     table of jobs must be empty. --force deletes its jobs first.

@@ -1,4 +1,4 @@
-"""`riverpy dev`: run a worker for development, with a database and a restart after each change."""
+"""`riverpy dev`: run a worker for development, with a database and a restart when code changes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def dev(
     log_level: str | None,
     database: DatabaseSettings,
 ) -> None:
-    """Run a worker for development, with a database and restarts on change.
+    """Run a worker for development, with a database. With --reload, restart it when code changes.
 
     MODULE:ATTR is the same as for `riverpy worker`.
     """
@@ -109,7 +109,8 @@ def dev(
     stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
     level = sources.find_value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
     arguments = ["worker", target, "--soft-stop", format_duration(stop), "--log-level", level]
-    arguments += ["--processes", "1"]  # overrides the environment and the file
+    # The environment or the settings file may set `processes`, but an option takes precedence.
+    arguments += ["--processes", "1"]
     if database.schema is not None:
         arguments += ["--schema", database.schema]
     if health is not None:
@@ -162,7 +163,9 @@ def _choose_dashboard_port(port: int | None) -> int:
 
 def _start_dev_server(stack: ExitStack) -> str:
     server = start_embedded_server(stack, make_dev_server_name(Path.cwd()), "riverpy dev")
-    server.pass_on()  # if this process is killed, the worker can still release its jobs
+    # The worker keeps the server running too. So it can still release its jobs if this process is
+    # killed.
+    server.pass_on()
     return server.url
 
 

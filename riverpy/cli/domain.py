@@ -1,4 +1,7 @@
-"""`riverpy domain`: list leader domains, and move queues between them."""
+"""`riverpy domain`: list leader domains, and move queues between them.
+
+A leader domain is a group of clients and queues with its own leader.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,11 @@ SHOWN_STANDBYS_MAX = 2
 
 @click.group
 def domain() -> None:
-    """List leader domains, and move queues between them."""
+    """List leader domains, and move queues between them.
+
+    A leader domain is a group of clients and queues with its own leader. The leader maintains the
+    queues of its domain.
+    """
 
 
 @domain.command("list")
@@ -52,12 +59,12 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     """List domains with their leaders, clients, queues and problems. Times are UTC.
 
     STANDBYS are the clients that would become leader now if there was none, as they reported with
-    their last heartbeat. Only the first are named; --json names all. `?` means that a candidate
-    does not report whether it is one.
+    their last heartbeat. At most two of them are named; --json names all. `?` means that a
+    candidate does not report whether it is a standby.
 
     LAST SEEN is the last heartbeat of a client of the domain. The row @schema shows the leader that
-    does the tasks of the whole schema, such as rebuilding indexes. `as default` means that this is
-    the leader of default.
+    does the tasks of the whole schema, such as rebuilding indexes. If this row shows `as default`,
+    the leader of the domain default does these tasks.
     """
     seen, lease_map = run_async(_read_domains_and_lease_reports, database)
     names = (DEFAULT_DOMAIN, *seen.non_default_domains)
@@ -114,12 +121,12 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> None:
     """Move a queue to another domain, or back to default.
 
-    The command waits until neither the old nor the new leader is writing. Then the new leader
-    maintains the queue instead of the old one. Change the clients' settings too, because clients
-    claim their queues when they start. If no client of the new domain runs, the command warns.
-    After 10 minutes without a heartbeat of the domain, the leader of default maintains the queue.
-    The exit code is 1 if the queue or the domain is unknown, or if the domain has the queue
-    already.
+    The command waits until neither the old nor the new leader has an open maintenance transaction.
+    Then the new leader maintains the queue instead of the old one. Change the domain and its queues
+    in the settings of the clients too: each client claims its queues for its domain when it starts.
+    If no client of the new domain runs, the command warns. After 10 minutes without a heartbeat
+    from a client of the new domain, the leader of the domain default maintains the queue. The exit
+    code is 1 if the queue or the domain is unknown, or if the domain has the queue already.
     """
 
     def check_owner(owner: QueueMovePreview) -> None:
@@ -203,8 +210,9 @@ def _find_standbys(
 def _format_standbys(
     domain_map: DomainMap, lease_map: LeaseReportMap | None, domain_name: str
 ) -> str:
-    """Return the ids of the first standbys as text. The text has a `?` if a candidate does not
-    report whether it is a standby."""
+    """Return the ids of the standbys of a domain as text. The text has at most `SHOWN_STANDBYS_MAX`
+    ids, and the number of further standbys. It has a `?` if a candidate does not report whether it
+    is a standby."""
     standbys = _find_standbys(domain_map, lease_map, domain_name)
     if standbys is None or lease_map is None:
         return "?"

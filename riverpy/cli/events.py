@@ -44,7 +44,7 @@ ALL_EVENT_KINDS = (*EventKind, *LeaseEventKind, *FleetEventKind)
 FLEET_EVENTS_BUFFERED_MAX = 10_000
 """The maximum number of events that can wait until they are printed. Further events are dropped."""
 EVENT_LINE_TIMEOUT = 3 * KEEPALIVE_INTERVAL
-"""Seconds. If the worker sends no line for this time, the command connects again."""
+"""If the worker sends no line for this number of seconds, the command connects again."""
 RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
 _CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 
@@ -106,8 +106,9 @@ def events(
     """Show the events of a worker as they happen, until interrupted.
 
     The events are those of its jobs, its queues, and the leases that it holds: its singletons, its
-    blocks of `client.lease`, and its leadership. A worker that was killed or frozen sends no event;
-    follow the other workers too.
+    blocks of `client.lease`, and its leadership. A worker that was killed or frozen sends no
+    events, not even about the loss of its leases. The worker that acquires such a lease next sends
+    an event, so follow the other workers too.
 
     If the worker ends, the command waits for the next one. If events are read too slowly, the
     worker drops some and reports their number.
@@ -115,10 +116,10 @@ def events(
     The names of --kind and --queue are not checked. For a kind that has no jobs, no event is shown
     until its first job runs.
 
-    With --fleet, the events of all workers of the database are shown, also starts, progress and
-    saved outputs of jobs. Events may be lost; the number of dropped events is shown. Workers with
-    poll-only, and River in Go, send none. A worker that has just started sends events within 10
-    seconds.
+    With --fleet, the command shows the events of all workers of the database. It also shows when a
+    job starts, reports progress or saves its output. Events may be lost; the number of dropped
+    events is shown. Workers with poll-only, and River in Go, send no events. A new worker begins to
+    send events within 10 seconds after its start.
     """
     kinds = _choose_event_kinds(events, {**filters, "jobs": job_ids})
     if fleet:

@@ -65,9 +65,9 @@ def health(
 ) -> None:
     """Report in one line whether workers run jobs.
 
-    With --url, it reads /readyz of that worker. Without --url, it checks three things in the
-    database: a riverpy worker sends heartbeats, there is a leader, and no job has waited longer
-    than --max-lag. It ignores paused queues.
+    With --url, the command reads /readyz of the worker with this URL. Without --url, it checks
+    three things in the database: a riverpy worker sends heartbeats, there is a leader, and no job
+    has waited longer than --max-lag. It ignores paused queues.
     """
     try:
         if address is not None:

@@ -142,10 +142,11 @@ def _parse_states(text: str) -> list[JobState]:
 @json_option
 @database_options
 def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, **opts: Any) -> None:
-    """Insert one job of KIND. Its args are a JSON object, or - to read them from stdin.
+    """Insert one job of KIND. Its args are a JSON object. If you write `-` instead, the command
+    reads them from stdin.
 
-    The command prints the job, or the existing job if it is a duplicate. With --replace the
-    existing job gets new values, if it still waits.
+    The command prints the job, or the existing job if it is a duplicate. With --replace, an
+    existing job that still waits gets new values.
     """
     text = _read_args_from_stdin() if args == "-" else args
     raw = RawArgs(kind, _json.compact_object_like_go(text, path="args", may_be_array=True))

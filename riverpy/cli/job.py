@@ -69,8 +69,8 @@ class _ChosenJobs(NamedTuple):
 def _job_change_options(
     command: Callable[[DatabaseSettings, _ChosenJobs], None],
 ) -> Callable[..., None]:
-    """Add the argument for the ids of jobs and the options that choose jobs to a command. The
-    command function receives them as one `_ChosenJobs`."""
+    """Decorate a command with the argument for job ids, and with the options that choose jobs. The
+    command function receives their values as one `_ChosenJobs`."""
 
     @_ids_argument
     @job_filter_options
@@ -135,8 +135,8 @@ def list_(
     except for --tag. Without --kind, --state, --metadata or --id, the other filters may read the
     whole table.
 
-    If there may be more jobs, the command prints the option for the next page to stderr. With
-    --json, `cursor` has its value.
+    If there may be more jobs, the command prints the option --after for the next page to stderr.
+    With --json, the key `cursor` has the value of this option.
 
     \b
     riverpy job list --state discarded --kind welcome
@@ -211,7 +211,8 @@ def cancel(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
 
     Without ids, the options choose the jobs. The command counts the jobs and asks first. It changes
     1,000 jobs at a time. After Ctrl-C it finishes these, prints what was done, and exits with code
-    130. The exit code is 1 if jobs were refused.
+    130. The exit code is 1 if jobs were refused, i.e. could not be changed, for example because
+    another session has locked them.
 
     \b
     riverpy job cancel 12 13
@@ -230,7 +231,8 @@ def retry(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
 
     Without ids, the options choose the jobs. The command counts the jobs and asks first. It changes
     1,000 jobs at a time. After Ctrl-C it finishes these, prints what was done, and exits with code
-    130. The exit code is 1 if jobs were refused.
+    130. The exit code is 1 if jobs were refused, i.e. could not be changed, for example because
+    other jobs have the same unique keys.
 
     \b
     riverpy job retry 12 13
@@ -250,7 +252,8 @@ def delete(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
 
     Without ids, the options choose the jobs, and running jobs are left out. The command counts the
     jobs and asks first. It deletes 1,000 jobs at a time. After Ctrl-C it finishes these, prints
-    what was done, and exits with code 130. The exit code is 1 if jobs were refused.
+    what was done, and exits with code 130. The exit code is 1 if jobs were refused, i.e. could not
+    be deleted, for example because another session has locked them.
 
     \b
     riverpy job delete 12 13 --yes

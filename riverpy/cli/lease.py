@@ -82,11 +82,12 @@ class LeaseOutput(msgspec.Struct, frozen=True):
     """Seconds until the lease expires, by the server's clock. The value is negative after the lease
     has expired. None: the lease was released."""
     standbys: list[str] | None = None
-    """The ids of the running clients that would acquire the lease if it was free. None: not known,
-    because the database has no column for these reports."""
+    """The ids of the running clients that would acquire the lease if it was free, as the clients
+    have reported with their last heartbeats. None: not known, because the database has no column
+    for these reports."""
     lag: LeaseLag | None = None
-    """How many items the holder has not handled yet, and the age of the oldest one, by its last
-    report; None: it has not reported this."""
+    """The work that the code under the lease had not done yet at its last report with
+    `Lease.report_lag`: the number of items, and the age of the oldest one. None: no report."""
 
     @property
     def is_held(self) -> bool:
@@ -126,8 +127,9 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
     released, any process may acquire it. A lease is listed after a process has acquired it once.
 
     STANDBYS is the number of running clients that would acquire the lease if it was free, as they
-    reported with their last heartbeat. Clients that report nothing are not counted. LAG is the
-    number and the age of the items that the holder had not handled at its last report.
+    reported with their last heartbeat. Clients that report nothing are not counted. LAG is the work
+    that the code under the lease had not done yet when it last called Lease.report_lag: the number
+    of items, and the age of the oldest one.
 
     The leader of the domain default has no row here: see riverpy leader show.
     """
@@ -156,8 +158,8 @@ def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
     """Show a lease or singleton: holder, epoch, times, lag and standbys.
 
     Standbys are the running clients that would acquire the lease if it was free, as they reported
-    with their last heartbeat (by default every 10 seconds). A LeaseManager reports nothing. Times
-    are UTC.
+    with their last heartbeat (by default every 10 seconds). A LeaseManager, which holds leases
+    without a client, reports nothing and is not listed here. Times are UTC.
 
     The exit code is 1 if no process has acquired a lease of this name yet.
     """
@@ -262,9 +264,9 @@ async def _read_lease_reports_if_stored(database: CommandConnection) -> LeaseRep
 async def _request_release_and_wait(
     database: DatabaseSettings, lease: LeaseOutput, wait: float
 ) -> LeaseOutput | None:
-    """Request that the holder releases the lease, and wait at most `wait` seconds for the end of
-    this term. After a release, also wait up to NEXT_HOLDER_WAIT for the next holder. Return the
-    lease after the wait, or None if its row was deleted."""
+    """Request that the holder releases the lease, and wait at most `wait` seconds until the
+    holder's term has ended. After a release, also wait up to NEXT_HOLDER_WAIT for the next holder.
+    Return the lease after the wait, or None if its row was deleted."""
     async with open_command_connection(database) as found:
         request = lease_request_resign(
             found.connection,
@@ -303,8 +305,9 @@ async def _read_lease(
 
 
 async def _raise_lease_not_found(database: CommandConnection, name: str) -> NoReturn:
-    """Raise NotFoundError for this name. The text lists similar names. If a domain has this name,
-    the text has the command for the lease of the domain instead."""
+    """Raise NotFoundError for this name. The error text lists leases with similar names. If there
+    is a leader domain with this name, the text has the commands for the lease of that domain
+    instead."""
     if await database.run_read_statement(lease_get, name=domain_lease_name(name)):
         raise NotFoundError(
             f"{name!r} is the lease of a domain, not of your code: use `riverpy leader show "
@@ -340,8 +343,8 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseReportMap | None) -> Lease
 
 
 def _split_lease_name(name: str) -> tuple[str, LeaseScope]:
-    """Return the name of a lease that users know, and its scope. `name` is the name in the
-    database."""
+    """Convert the name of a lease in the database to the name that users know. Return that name and
+    the scope of the lease."""
     if name.startswith(USER_LEASE_NAME_PREFIX):
         return name.removeprefix(USER_LEASE_NAME_PREFIX), "user"
     if name.startswith(DOMAIN_LEASE_NAME_PREFIX):

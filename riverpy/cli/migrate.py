@@ -1,4 +1,5 @@
-"""`riverpy migrate`: create, update, check and print the tables of River and riverpy."""
+"""`riverpy migrate`: create, update and check the tables of River and riverpy, and print the SQL of
+migrations."""
 
 from __future__ import annotations
 
@@ -74,8 +75,9 @@ def _choose_migration_lines(line_name: str | None, *, is_single_line: bool) -> S
 
 
 def _print_migration_lines_as_json(line_objects: Sequence[dict[str, object]]) -> None:
-    """Print the JSON objects of the migration lines. One line is printed as its object, several
-    lines as one object with the key `lines`."""
+    """Print the JSON objects of one or more migration lines (`main` and `riverpy`). The object of a
+    single migration line is printed as it is. Several objects are printed as one object with the
+    key `lines`."""
     print_json(line_objects[0] if len(line_objects) == 1 else {"lines": line_objects})
 
 
@@ -195,7 +197,7 @@ def _print_steps(
 @json_option
 @database_options
 def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> None:
-    """List the versions of each migration line, and their times."""
+    """List the versions of each migration line, and when each version was applied."""
     url = database.require_url()
     chosen = _choose_migration_lines(line, is_single_line=False)
 

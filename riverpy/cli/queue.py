@@ -42,8 +42,9 @@ def queue() -> None:
 def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
     """List queues by name. Times are UTC.
 
-    A queue is listed while clients work it and for some time afterwards. LAST USED is the last time
-    that a client updated it or that it was changed. `riverpy top` shows the number of waiting jobs.
+    A queue is listed while clients work it and for some time afterwards. Clients that work a queue
+    update its row regularly. LAST USED is the time of the last such update, or of the last change
+    of the queue, such as a pause. `riverpy top` shows the number of waiting jobs.
     """
     found = run_async(_list_queues, database, limit + 1)
     queues = found[:limit]

@@ -452,8 +452,8 @@ def _make_health_server(source: Address | ConnectionListener) -> HealthRequestHa
 
 
 def _describe_timeout_and_attempts(unit: RegisteredWorker, client: Client) -> str:
-    """Return a text with the timeout and the default maximum number of attempts of the jobs of a
-    kind."""
+    """Return a text with the timeout and the default maximum number of attempts of the jobs that
+    `unit`, the registered worker of one kind, works."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
     text = "by job" if unit.get_job_timeout is not None else format_duration(timeout)
     default = " (default)" if unit.timeout is UNSET and unit.get_job_timeout is None else ""

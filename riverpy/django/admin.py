@@ -62,7 +62,8 @@ class _Action(NamedTuple):
     unchanged_reason: str
     """The text that explains why rows were not changed, such as "ended already"."""
     running_text: str = ""
-    """The text about changed jobs that were running. Empty: these are not shown separately."""
+    """The text about changed jobs that were running. If it is empty, the message does not show the
+    number of these jobs separately."""
 
 
 class BoundedPaginator(_Paginator):

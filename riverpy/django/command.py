@@ -161,8 +161,8 @@ def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Run a command of riverpy in this process. The process continues after the command, even after
-    a worker.
+    """Run a command of riverpy in this process, and return when it has ended. The process continues
+    even after the command `worker`, which ends the process if it is run with `main`.
 
     Raises:
         django.core.management.CommandError: the command failed.

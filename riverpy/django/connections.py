@@ -33,8 +33,8 @@ class ConnectionCloser:
 
     def __init__(self) -> None:
         self._is_closing = False
-        """Whether closing the connections is already scheduled in Django's thread for queries of
-        async code."""
+        """Whether closing old connections is already scheduled in the thread of `sync_to_async`, in
+        which Django runs the queries of async code."""
 
     @contextmanager
     def around_blocking_job(self) -> Generator[None]:
@@ -46,9 +46,9 @@ class ConnectionCloser:
             _close_connections()
 
     async def work(self, _job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Run a job. After the job, schedule the closing of old connections in Django's thread for
-        queries of async code, if this thread exists. Do not wait for it, because the thread may be
-        running a query of another job."""
+        """Run a job. Then let the thread of `sync_to_async`, in which Django runs the queries of
+        async code, close its old connections, if this thread exists. Do not wait until they are
+        closed, because the thread may be running a query of another job."""
         try:
             await do_inner()
         finally:
@@ -66,8 +66,8 @@ def _close_connections() -> None:
     reset_queries()  # with DEBUG, each connection stores its last queries
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
-            # A job has left its `atomic()` block open. Delete this object. Otherwise Django would
-            # use it for all later jobs of the thread, with the block still open.
+            # A job has left its `atomic()` block open. Delete the connection object. Otherwise
+            # Django would use it for all later jobs of the thread, with the block still open.
             get_logger().warning(TRANSACTION_LEFT_OPEN, database=connection.alias)
             connection.close()
             del connections[connection.alias]

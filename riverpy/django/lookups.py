@@ -10,7 +10,8 @@ from riverpy.django.schema import adapt_django_connection
 from riverpy.django.settings import read_settings
 
 OFFERED_NAMES_MAX = 200
-"""The maximum number of kinds or queues that users can select in a filter."""
+"""The maximum number of kinds that users can select in a filter. For queues, see
+`list_queue_names`."""
 SEARCHED_KINDS_MAX = 5_000
 """The maximum number of kinds that are read to find those that contain a search text."""
 
@@ -21,8 +22,9 @@ def list_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
 
 
 def list_queue_names() -> list[str]:
-    """Return the names of the queues that have a row or jobs that have not ended, at most about
-    `OFFERED_NAMES_MAX` names."""
+    """Return the names of the queues that have a row or jobs that have not ended, sorted by name.
+    `OFFERED_NAMES_MAX` limits the queues with a row, and the queues with jobs in each state, so the
+    result can have more names than that."""
     return _fetch_first_column("top", "top_queue_names", OFFERED_NAMES_MAX)
 
 

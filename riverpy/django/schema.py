@@ -75,8 +75,9 @@ def adapt_django_connection(connection: BaseDatabaseWrapper) -> Transaction:
 def read_river_tables_state(
     connection: BaseDatabaseWrapper, schema: str | None
 ) -> RiverTablesState:
-    """Read the versions of River's and riverpy's tables in a schema. `schema` None: the schema in
-    the search path that has River's tables or, if none has them, the first schema.
+    """Read the versions of River's and riverpy's tables in a schema. If `schema` is None, use the
+    first schema in the search path that has River's tables or, if none has them, the first schema
+    in the search path.
 
     Raises:
         SchemaMissingError: the schema does not exist.

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 TASK_KIND_PREFIX = "django:"
-"""The prefix of the kinds of jobs that run tasks. After it follows the module path of the task, for
-example `django:shop.tasks.send`."""
+"""The prefix of the kinds of jobs that run tasks. The module path of the task follows the prefix,
+for example `django:shop.tasks.send`."""
 TASK_METADATA_KEY = "riverpy:django"
 """The key in the metadata of a job for its TaskMetadata."""
 UNKNOWN_EXCEPTION = "builtins.Exception"

@@ -59,8 +59,8 @@ class TaskAttemptRunner:
                     self._function(*self._make_arguments(), **self._result.kwargs)
                 )
         finally:
-            # Send the signal here, after `_record_attempt_end`, while the error is still being
-            # handled.
+            # Send the signal here, after `_record_attempt_end`. An error of the function is still
+            # being handled here, so receivers of the signal can read it with `sys.exc_info()`.
             if self._should_signal_end:
                 task_finished.send(sender=self._backend_class, task_result=self._result)
 
@@ -86,7 +86,8 @@ class TaskAttemptRunner:
             if value is not None:
                 self._job.record_output(value)
         except (TypeError, ValueError) as error:
-            # The function itself did not fail, so do not run it again because of its return value.
+            # The function itself did not fail, only its return value is wrong. Cancel the job, so
+            # that no retry runs the function again.
             self._record_failure(error, should_keep_trace=True)
             raise JobCancel(
                 f"the task ran, but its return value cannot be stored: {error}"

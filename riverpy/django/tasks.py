@@ -136,7 +136,8 @@ class RiverpyBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id)
         module_path = row.kind.removeprefix(TASK_KIND_PREFIX)
         if not is_found_by_workers(module_path.rpartition(".")[0], self.task_options):
-            raise TaskResultDoesNotExist(result_id)  # a job must not choose the imported module
+            # Do not import the module: any program that inserts jobs could have chosen its name.
+            raise TaskResultDoesNotExist(result_id)
         try:
             task = find_task(module_path)
         except (ImportError, SuspiciousOperation) as error:  # the task was renamed or removed

@@ -1,4 +1,5 @@
-"""Version 5 of the migration line `main`: adds columns `line` and `unique_key` to two tables."""
+"""Version 5 of the migration line `main`: adds `river_migration.line` and
+`river_job.unique_key`."""
 
 from __future__ import annotations
 

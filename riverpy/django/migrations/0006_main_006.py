@@ -1,4 +1,5 @@
-"""Version 6 of the migration line `main`: adds unique keys for chosen job states to `river_job`."""
+"""Version 6 of the migration line `main`: adds to `river_job` the states in which a unique key
+counts."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DJANGO_OPTIONS = ("--settings", "--pythonpath")
-"""The options with a value that all commands of Django have. `manage.py` has already handled
-them."""
+"""The options of all Django commands that take a value. `manage.py` has already handled them."""
 
 
 class _RiverpyParser(CommandParser):
@@ -44,8 +43,7 @@ class Command(BaseCommand):
         main(["--help"], prog_name=f"{prog_name} {subcommand}")
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Return a parser for `call_command`. It has the options that all commands of Django
-        have."""
+        """Return a parser for `call_command`. It has the options of all Django commands."""
         base = super().create_parser(prog_name, subcommand, **kwargs)
         return _RiverpyParser(prog=base.prog, parents=[base], add_help=False)
 
@@ -55,8 +53,8 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, arguments: list[str], **options: Any) -> None:
         """Run a command of riverpy for `call_command`, for example `call_command("riverpy", "job",
-        "list", "--json")`. The output is sent to the options `stdout` and `stderr` if they are
-        given."""
+        "list", "--json")`. If the options `stdout` and `stderr` are given, the output is written to
+        these streams."""
         with ExitStack() as stack:
             if (stdout := options.get("stdout")) is not None:
                 stack.enter_context(redirect_stdout(stdout))
