@@ -39,20 +39,24 @@ KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
 """The metadata key under which a job stores the results of its steps with `keep=True`. The value is
 a JSON object with step names as keys, and any JSON as values. River does not store results."""
 QUOTED_STEP_METADATA_KEY_PREFIX = '"river:resumable_'
-"""If a job has stored steps or cursors, the JSON text of its metadata contains this text."""
+"""The start of the metadata keys for steps and cursors, with the quotation mark of JSON. If the
+JSON text of a job's metadata lacks this text, the job has stored no step and no cursor. This check
+is faster than decoding the JSON text."""
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 """The metadata key of the time at which a job expires, by the server's clock. From this time on, no
 attempt of the job starts. The value is a text such as `2026-01-31T18:00:00.000000Z`."""
 PERIODIC_RUN_METADATA_KEY = "riverpy:periodic_run"
-"""The metadata key of a `PeriodicInsertReason` as JSON: why the leader inserted this job of a
-periodic job, and for which time. River does not store it."""
+"""The metadata key under which the leader stores why it inserted a job for a periodic job, and for
+which time. The value is a `PeriodicInsertReason` as JSON. River does not store this key."""
 SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""
 USER_LEASE_NAME_PREFIX = "s:"
-"""In the table of leases, the names of leases of user code start with this prefix."""
+"""The prefix of users' leases in the table of leases: singletons, and leases that the user's code
+acquires."""
 DOMAIN_LEASE_NAME_PREFIX = "d:"
-"""In the table of leases, the names of the leases of domains start with this prefix."""
+"""The prefix of domains' leases in the table of leases. The holder of such a lease is the leader of
+the domain."""
 
 _QUEUE_PATTERN = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _QUEUE_RULE = "must have lower-case letters and digits, in groups joined by a single '_' or '-'"
@@ -89,9 +93,9 @@ def domain_lease_name(domain: str) -> str:
 
 
 def validate_kind(kind: str, subject: str = "a job kind") -> None:
-    """Raise ConfigError unless the kind follows River's rule: 2 to 127 ASCII letters, digits, `_`
-    and certain punctuation, with a letter, digit or `_` first. The error text begins with
-    `subject`."""
+    """Raise ConfigError unless the kind follows River's rule: 2 to 127 characters, which are ASCII
+    letters, digits, the middle dot, or one of `_-[]<>/.:+`. The first one must be a letter, digit
+    or `_`. The error text begins with `subject`."""
     rule = (
         "must start with an ASCII letter, digit or '_', followed by one or more of these or of "
         "'-[]<>/.\u00b7:+'"

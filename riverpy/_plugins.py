@@ -42,8 +42,8 @@ class ProcessWidePlugin(Protocol):
 
     @property
     def child_setup_path(self) -> str:
-        """The path `module:function` of a function. Each child process for jobs calls it at its
-        start."""
+        """The path `module:function` of the plugin's setup function. Each child process that runs
+        jobs calls the setup function when the process starts."""
         ...
 
     def around_blocking_job(self) -> AbstractContextManager[None]:
@@ -70,8 +70,8 @@ def add_process_wide_plugin(plugin: ProcessWidePlugin) -> None:
 
 @contextmanager
 def enter_blocking_job_contexts() -> Generator[None]:
-    """Enter the context managers of all process-wide plugins. The `with` block runs a blocking
-    job."""
+    """Enter the context managers of all process-wide plugins around the `with` block. The caller
+    runs a blocking job in this block."""
     with ExitStack() as stack:
         for plugin in process_wide_plugins:
             stack.enter_context(plugin.around_blocking_job())
@@ -89,7 +89,8 @@ class PluginLists:
         hooks: Sequence[Hook] = (),
         middleware: Sequence[Middleware] = (),
     ) -> None:
-        """Add each object to the list of each method that it has.
+        """Sort the objects into one list for each method. An object with several of these methods
+        is in several lists.
 
         Raises:
             ConfigError: an object is not a plugin, hook or middleware.
@@ -125,8 +126,8 @@ def read_class_plugins(args_class: object) -> PluginLists:
 
 
 def check_worker_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) -> None:
-    """Raise ConfigError unless each object is a worker middleware. The error text names `owner`,
-    which has the middleware."""
+    """Raise ConfigError unless each object is a worker middleware. `owner` is the object that has
+    the middleware, for the error text."""
     _check_plugins(f"the middleware of {owner}", middleware, ("work",))
 
 

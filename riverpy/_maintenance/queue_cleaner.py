@@ -1,4 +1,4 @@
-"""QueueCleaner: deletes the rows of queues that no client works any more."""
+"""QueueCleaner: deletes the rows of queues that no client has used for a day."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ minutes."""
 
 
 class QueueCleaner(MaintenanceService):
-    """Deletes the rows of unused queues. The row of a queue that is paused or has metadata is kept
-    for the next worker of the queue."""
+    """Deletes the rows of unused queues. Rows of paused queues, and of queues with metadata, are
+    kept for the next client that uses the queue."""
 
     name = "queue cleaner"
 

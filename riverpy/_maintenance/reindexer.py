@@ -1,5 +1,5 @@
-"""Reindexer: rebuilds River's indexes concurrently, and drops the indexes that interrupted rebuilds
-leave behind."""
+"""Reindexer: rebuilds River's indexes concurrently. It also drops leftover indexes. These are
+unfinished indexes, which remain in the database after a rebuild was interrupted."""
 
 from __future__ import annotations
 
@@ -58,19 +58,20 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 STATEMENT_TIMEOUT = timedelta(seconds=5)
+"""The server's `statement_timeout` for all statements of the session except a rebuild."""
 LOCK_TIMEOUT = timedelta(seconds=1)
+"""The server's `lock_timeout` for all statements of the session except a rebuild."""
 IDLE_SESSION_TIMEOUT = timedelta(seconds=30)
-"""`STATEMENT_TIMEOUT`, `LOCK_TIMEOUT` (for a wait for a lock) and `IDLE_SESSION_TIMEOUT` are the
-server's timeouts for the session. They do not apply to a rebuild. If the process is frozen or
-unreachable, the server ends the idle session, which releases the session's lock."""
+"""The server's `idle_session_timeout` for the session. If the process is frozen or unreachable, the
+server ends the idle session, which releases the session's lock."""
 CLIENT_TIMEOUT_MARGIN = 5.0
 """The client's timeout of a statement is this number of seconds longer than the server's. When the
 client's timeout expires, the session is closed."""
 LEFTOVER_DROP_TIMEOUT = 15.0
-"""If a stop interrupts a rebuild, the stop waits at most this number of seconds until the
-unfinished indexes are dropped."""
+"""If the reindexer is stopped during a rebuild, it drops the leftover indexes of this rebuild
+before it stops. It tries this for at most this number of seconds."""
 LEFTOVER_DROP_RETRY_DELAY = 0.1
-"""Seconds between two attempts to drop the unfinished indexes of an interrupted rebuild."""
+"""Seconds between two attempts to drop the leftover indexes of an interrupted rebuild."""
 REINDEX_LOCK_RETRY_DELAY = 5.0
 """Seconds until the next attempt to acquire the lock of reindexers, while another session holds it.
 The server needs a moment to release the lock of a killed process."""
@@ -115,8 +116,10 @@ class RebuildPostponement(NamedTuple):
 
     @classmethod
     def make_after_timeout(cls, comment: str, run_due_at: datetime) -> RebuildPostponement:
-        """Return the postponement to store after another timeout. `comment` is the index's comment
-        with the last postponement. The run of the rebuild was due at `run_due_at`."""
+        """Return the postponement to store when another rebuild of the index has timed out.
+        `comment` is the current comment of the index, which may contain the last postponement.
+        `run_due_at` is the time at which the reindexer's current run was due. The postponement
+        starts at this time."""
         before = cls.parse_comment(comment)
         timeouts = 1 if before is None else before.timeout_count + 1
         days = REBUILD_POSTPONEMENT_DAYS[min(timeouts, len(REBUILD_POSTPONEMENT_DAYS)) - 1]
@@ -163,8 +166,8 @@ class Reindexer(MaintenanceService):
         self._missing_index_names: list[str] = []
 
     async def run_once(self, scope: StopScope) -> float:
-        """Rebuild the indexes if a run is due. The first call in a term only drops indexes that
-        interrupted rebuilds left."""
+        """Rebuild the indexes if a run is due. The first call in a term only drops leftover
+        indexes."""
         now = await self._read_server_time()
         if not self._has_first_run_begun:
             self._has_first_run_begun, self._run_due_at = True, now
@@ -183,9 +186,9 @@ class Reindexer(MaintenanceService):
         return min(max((self._next_run_at - now).total_seconds(), 0.0), CLOCK_READ_INTERVAL)
 
     async def _rebuild_pending_indexes(self, scope: StopScope) -> bool:
-        """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
-        False if another session holds the lock of reindexers. After an error, the next call
-        continues with the index after the one that failed."""
+        """Drop leftover indexes, and rebuild the pending indexes. Return False if another session
+        holds the lock of reindexers. After an error, the next call continues with the index after
+        the one that failed."""
         self._are_leftovers_dropped = False
         async with self._open_session() as connection:
             if not await self._try_acquire_reindex_lock(connection):
@@ -228,11 +231,12 @@ class Reindexer(MaintenanceService):
     async def _read_indexes(self, connection: Connection, names: Sequence[str]) -> list[Index]:
         return await _execute_with_timeout(index_list(connection, self.schema, names))
 
-    # -- leftovers: the indexes that an interrupted rebuild leaves
+    # -- leftover indexes: the unfinished indexes of an interrupted rebuild
 
     async def _drop_all_leftover_indexes(self, connection: Connection) -> list[Index]:
-        """Drop the indexes that interrupted rebuilds of any process left. Return the configured
-        indexes that exist."""
+        """Drop the leftover indexes of the configured indexes, also those from rebuilds by other
+        processes. If another session is building an index of a table, the table is left out. Return
+        the configured indexes that exist."""
         indexes = await self._read_indexes(connection, self._index_names)
         self._warn_of_missing_indexes({index.name for index in indexes})
         for index in indexes:
@@ -249,8 +253,8 @@ class Reindexer(MaintenanceService):
         self._missing_index_names = missing
 
     def _skip_indexes_of_other_owners(self, indexes: Sequence[Index]) -> None:
-        """Remove the indexes that the client's database role does not own from the list of pending
-        indexes."""
+        """Keep only those pending indexes that the client's database role owns. Log the names of
+        the other pending indexes."""
         not_owned = {index.name for index in indexes if not index.is_owned_by_role}
         skipped = [name for name in self._pending_index_names if name in not_owned]
         if skipped:
@@ -265,8 +269,8 @@ class Reindexer(MaintenanceService):
     async def _drop_leftover_indexes(
         self, connection: Connection, name: str, *, must_be_leader: bool
     ) -> bool:
-        """Drop the indexes that interrupted rebuilds of this index left, except for those that a
-        session is building. Return whether all drops succeeded. `must_be_leader`: raise
+        """Drop the leftover indexes of the index `name`. Leftover indexes that another session is
+        building are kept. Return whether all drops succeeded. `must_be_leader`: raise
         FencedOutError if this process is not the leader any more."""
         is_done = True
         for artifact in await _execute_with_timeout(
@@ -290,12 +294,13 @@ class Reindexer(MaintenanceService):
         return is_done
 
     async def _drop_leftover_indexes_after_stop(self, connection: Connection, name: str) -> None:
-        """Drop the indexes that a rebuild left because a stop interrupted the rebuild. This process
-        may not be the leader any more, but its session still holds the lock against other
-        reindexers."""
+        """Drop the leftover indexes of a rebuild that was interrupted because the reindexer was
+        stopped. This process may not be the leader any more, but its session still holds the lock
+        against other reindexers."""
         with anyio.move_on_after(LEFTOVER_DROP_TIMEOUT, shield=True):
             try:
-                await _set_server_timeouts(connection)  # returns when the rebuild has ended
+                # The server runs this statement after the cancelled rebuild has ended.
+                await _set_server_timeouts(connection)
                 while True:
                     if await self._drop_leftover_indexes(connection, name, must_be_leader=False):
                         return
@@ -357,8 +362,8 @@ class Reindexer(MaintenanceService):
     async def _record_rebuild_failure(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
     ) -> None:
-        """Log a failed rebuild, and postpone the index if the rebuild timed out. The indexes that
-        the rebuild left stay until the next run."""
+        """Log a failed rebuild. If the rebuild timed out, postpone the next rebuild of the index.
+        The leftover indexes of the failed rebuild are dropped in the next run."""
         limit = self._rebuild_timeout
         if (
             limit is None
@@ -399,8 +404,9 @@ class Reindexer(MaintenanceService):
 
 
 def make_reindexers(context: TermContext) -> list[Reindexer]:
-    """Return the reindexer of a term, as a list. The list is empty if there are no indexes to
-    rebuild, or if all URLs lead to a pooler in transaction mode."""
+    """Return a list with one reindexer, to run while this client is leader or holds the schema
+    lease. The list is empty if there are no indexes to rebuild, or if all URLs lead to a pooler in
+    transaction mode."""
     names = context.config.reindexer_index_names
     if not names:
         return []
@@ -416,7 +422,8 @@ async def _execute_with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
     """Execute a statement, and return its result. `limit` is the server's timeout of the statement.
-    The client's timeout is longer by `CLIENT_TIMEOUT_MARGIN`. None: no timeout."""
+    Raise TimeoutError `CLIENT_TIMEOUT_MARGIN` seconds after this limit. If `limit` is None, there
+    is neither of the two timeouts."""
     with anyio.fail_after(None if limit is None else limit.total_seconds() + CLIENT_TIMEOUT_MARGIN):
         return await statement
 
@@ -426,7 +433,9 @@ async def _set_server_timeouts(
     statement: timedelta | None = STATEMENT_TIMEOUT,
     lock: timedelta | None = LOCK_TIMEOUT,
 ) -> None:
-    """Set the server's timeouts for the next statements of the session."""
+    """Set the server's timeouts for the next statements of the session: `statement` is for
+    `statement_timeout`, and `lock` for `lock_timeout`. None: no timeout. Also set
+    `idle_session_timeout` to `IDLE_SESSION_TIMEOUT`."""
     await _execute_with_timeout(
         index_set_timeouts(
             connection,

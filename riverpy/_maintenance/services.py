@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class LeaderFunctionService(MaintenanceService):
-    """Runs a user's function during a term. If the function returns, it does not run again. If it
-    raises an error, it runs again after a delay."""
+    """Runs a user's function while this client is the leader. If the function returns, it runs
+    again only in the next term as leader. If it raises an error, it runs again after a delay."""
 
     def __init__(self, context: TermContext, function: LeaderFunction) -> None:
         self.name = f"leader function {function.name}"
@@ -51,8 +51,8 @@ class LeaderFunctionService(MaintenanceService):
 
 
 class DefaultLeaderChangeCheck(MaintenanceService):
-    """Ends the term of the schema lease when the leader of `default` has changed. It checks the
-    leader at the interval of lease renewals."""
+    """Ends this client's term as holder of the schema lease when the leader of the domain `default`
+    has changed. The check runs at the interval of lease renewals."""
 
     name = "default leader check"
 
@@ -71,8 +71,9 @@ class DefaultLeaderChangeCheck(MaintenanceService):
         self._resign, self._has_foreign_leader = resign, has_foreign_leader
 
     async def run_once(self, scope: StopScope) -> float:
-        """Read which client is the leader of `default`. End the term if the leader is a riverpy
-        client, or if there is a leader now and there was none before, or the reverse."""
+        """Read whether the domain `default` has a leader. End the term in three cases: the leader
+        is a riverpy client; there is a leader now, but there was none when the term began; or there
+        is no leader now, but there was one."""
         async with self.acquire_read_connection("reading the leader of `default`") as connection:
             lead = await default_leader_get_status(connection, self.schema)
         if lead.is_leader_riverpy or lead.has_leader is not self._has_foreign_leader:
@@ -118,7 +119,8 @@ def _make_queue_services(
 def _make_cleaner_services(
     context: TermContext, heartbeat: HeartbeatWriter
 ) -> list[MaintenanceService]:
-    """Return the services for riverpy's own tables, which River does not have."""
+    """Return the services that delete old rows from riverpy's own tables. If this client is not
+    registered, the service that deletes dead clients is left out."""
     contact_duration = _get_unbroken_contact_function(heartbeat)
     cleaners = [] if contact_duration is None else [ClientCleaner(context, contact_duration)]
     return [RunOnceKeyCleaner(context), JobCountCleaner(context), *cleaners]

@@ -1,5 +1,5 @@
-"""The array types of PostgreSQL that riverpy's statements use. With this table, asyncpg need not
-read the types from the server."""
+"""The array types of PostgreSQL that riverpy's statements use. asyncpg takes them from
+`ARRAY_TYPES`, instead of reading them from the server."""
 
 from __future__ import annotations
 

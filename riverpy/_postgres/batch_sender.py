@@ -2,8 +2,8 @@
 
 A statement fails for all its rows if the server refuses one row, or if it takes too long. Then its
 rows are sent again in smaller parts, down to single rows. If a statement with a single row fails,
-this row is set aside: it is sent again alone, after a delay. A sender without `skipped_rows`
-reports such a row to its owner, and does not send it again.
+the row is skipped: it is kept in `skipped_rows`, and sent again alone after a delay. A sender
+without `skipped_rows` passes the row to the callback `on_row_skipped`, and does not send it again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ doubled."""
 ROW_BY_ROW_BATCH_SIZE_MAX = 100
 """A failed batch of at most this many rows is sent again row by row."""
 ROW_BY_ROW_SELECTION_SIZE_MAX = 10
-"""Some statements select their rows themselves, for example a claim of jobs. If such a statement
-fails with at most this many rows, the next one has only one row."""
+"""Some statements select their rows themselves, up to a limit, for example a claim of jobs. If such
+a statement fails and its limit was at most this number, the next statement has the limit 1."""
 REPEATED_ERROR_WINDOW = 60.0
 """Two errors of the same kind within this number of seconds count as a repeated error."""
 FAILED_BATCHES_BEFORE_PAUSE = 8
@@ -120,8 +120,9 @@ class AdaptiveBatchSize:
         self.row_count_max = self.row_count = row_count_max
         self._statement_timeout = statement_timeout
         self._suspect_row_count = 0
-        """After `shrink_after_failed_selection`: the failing row is among this number of next
-        rows."""
+        """Set by `shrink_after_failed_selection`: one of the next rows made a statement fail, and
+        this is the number of rows among which that row is. While the number is above 0, the size
+        does not grow."""
 
     @property
     def is_at_maximum(self) -> bool:
@@ -144,9 +145,9 @@ class AdaptiveBatchSize:
         self.row_count = max(failed_row_count // 2, 1)
 
     def shrink_after_failed_selection(self, failed_row_count: int) -> None:
-        """Reduce the size after a failed statement that selected up to `failed_row_count` rows
-        itself. The next statements select the same rows first. So the size grows again only when
-        this many rows were sent."""
+        """Reduce the size after a failure of a statement that selects its rows itself, up to
+        `failed_row_count` rows. The next statements select the same rows first. So the size grows
+        again only after `failed_row_count` rows were sent."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
             math.isqrt(failed_row_count) if failed_row_count > ROW_BY_ROW_SELECTION_SIZE_MAX else 1
@@ -173,16 +174,17 @@ class BatchStatement(Generic[RowT]):
     """A statement that a BatchSender sends, with functions that describe its rows."""
 
     send: Callable[[list[RowT]], Awaitable[None]]
-    """Sends the statement. If it raises an error, it has changed no row."""
+    """Sends the statement. If the function raises an error, the statement has changed no row."""
     get_row_id: Callable[[RowT], Hashable]
     """Returns the id of a row. One statement never has two rows with the same id."""
     get_skipped_row_key: Callable[[RowT], Hashable] | None = None
-    """Returns the key of a row in `skipped_rows`, which keeps failed rows for a retry. None: the
-    row's id is the key."""
+    """Returns the key under which `skipped_rows` keeps a failed row for a retry. If this attribute
+    is None, the key is the row's id."""
     count_rows_that_fit: Callable[[list[RowT]], int] = len
     """Returns how many of these rows, from the first one on, fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
-    """Returns whether a row may be the cause of an error. None: RepeatedErrorDetector decides."""
+    """Returns whether a row may be the cause of an error. If this attribute is None,
+    RepeatedErrorDetector decides."""
     row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
     """A failed batch of at most this many rows is sent again row by row."""
 
@@ -214,11 +216,12 @@ class BatchSender(Generic[RowT]):
         Args:
             statement: the statement to send.
             batch_size: the size of batches.
-            skipped_rows: keeps rows that fail alone for a retry. None: such rows are not sent
-                again.
-            on_row_skipped: called once for each row that fails alone. It is called at the first
-                failure of a row that the server refuses, and at the second failure of a row that is
-                too slow. Without `skipped_rows`, it is always called at the first failure.
+            skipped_rows: keeps each row that fails in a statement of its own, until the retry of
+                this row. None: such rows are not sent again.
+            on_row_skipped: called once for each row that fails in a statement of its own. It is
+                called at the first failure of a row that the server refuses, and at the second
+                failure of a row that is too slow. Without `skipped_rows`, it is always called at
+                the first failure.
             on_row_recovered: called when a row that was passed to `on_row_skipped` is sent
                 successfully.
             on_batch_too_slow: called with the new batch size and the error when a batch took too
@@ -249,7 +252,8 @@ class BatchSender(Generic[RowT]):
         self._failed_batch_parts: deque[list[RowT]] = deque()
         self._rows_being_sent: list[RowT] = []
         self._failure_count = 0
-        """How many batches have failed since the last success, without retries of single rows."""
+        """How many batches have failed since the last success. Failed retries of single rows are
+        not counted."""
         self._paused_until = 0.0
         """The end of the pause, in monotonic seconds. A pause stops new rows and failed parts, but
         not retries of single rows."""
@@ -287,7 +291,8 @@ class BatchSender(Generic[RowT]):
 
     @property
     def has_due_rows(self) -> bool:
-        """Whether a row waits to be sent now, even if the sender pauses."""
+        """Whether a row waits to be sent. New rows and parts of failed batches count even while the
+        sender pauses. A skipped row counts if its retry is due."""
         return bool(self._new_rows or self._failed_batch_parts or self.can_send_now)
 
     def add_row(self, row: RowT) -> None:
@@ -296,8 +301,8 @@ class BatchSender(Generic[RowT]):
             self._new_rows.append(row)
 
     def add_missing_rows(self, rows: Iterable[RowT]) -> None:
-        """Add those of `rows` that do not wait yet, behind all waiting rows. A waiting row keeps
-        its place."""
+        """Add the rows that are not in the sender yet, after all rows that are in it. A row that is
+        in the sender already keeps its place."""
         waiting = set(map(self._get_row_id, self.unsent_rows))
         for row in rows:
             if self._get_row_id(row) not in waiting:
@@ -363,8 +368,9 @@ class BatchSender(Generic[RowT]):
         return self._error_detector.record_and_check_if_caused_by_row(error, is_retry=is_retry)
 
     def _take_next_rows(self) -> list[RowT]:
-        """Remove and return the rows of the next statement: new rows, a part of a failed batch, or
-        one skipped row whose retry is due. A skipped row is not removed."""
+        """Return the rows of the next statement: new rows, a part of a failed batch, or one skipped
+        row whose retry is due. New rows and parts are removed from their lists. A skipped row stays
+        in `skipped_rows`."""
         is_paused = time.monotonic() < self._paused_until
         parts, new = not is_paused and self._failed_batch_parts, not is_paused and self._new_rows
         retry = None if parts else self.skipped_rows.first_due_row()
@@ -435,7 +441,7 @@ def split_batch(
     rows: list[RowT], row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
 ) -> list[list[RowT]]:
     """Split a failed batch of N rows into parts of about sqrt(N) rows. If N is at most
-    `row_by_row_batch_size_max`, split it into single rows. With the default, a failing row is alone
-    in a statement after at most two more failures."""
+    `row_by_row_batch_size_max`, split it into single rows. With the default of 100, a failing row
+    is in a statement of its own after at most two more failed statements."""
     size = math.isqrt(len(rows)) if len(rows) > row_by_row_batch_size_max else 1
     return [rows[start : start + size] for start in range(0, len(rows), size)]

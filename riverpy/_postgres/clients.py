@@ -25,7 +25,8 @@ class ClientRegistration(NamedTuple):
 
     client_id: str
     queues: list[str]
-    """The queues that the client works now. The list changes when a queue is added or removed."""
+    """The queues from which the client takes jobs now. The list changes when a queue is added or
+    removed."""
     kinds: list[str]
     is_candidate: bool
     poll_only: bool
@@ -53,7 +54,7 @@ class LastHeartbeat(NamedTuple):
 
     client_or_domain: str
     raw_timestamp: bytes
-    """The server's time of the heartbeat. It is only compared with other heartbeats."""
+    """The server's time of the heartbeat, as bytes. It is only compared with other heartbeats."""
     dead_after_seconds: float
     """If the heartbeat does not change for this number of seconds, the client or domain counts as
     dead."""
@@ -70,8 +71,8 @@ class RegisteredClientRun(NamedTuple):
     process_name: str | None
     """The name of the run's process. None: unknown."""
     is_heartbeat_recent: bool
-    """Whether the heartbeat is recent by the server's clock. If that clock was changed, the client
-    may still be dead."""
+    """Whether the heartbeat is recent by the server's clock. If that clock was changed, a dead
+    client may have a recent heartbeat."""
     raw_server_start_time: bytes
 
 
@@ -123,12 +124,14 @@ async def client_write_heartbeat(
     registered_at: int,
     lease_report: LeaseReport | None = None,
 ) -> bool:
-    """Write a heartbeat of the run that registered at `registered_at`. Return False if another run
-    has the client id now. If the client's row was deleted, insert it again.
+    """Write a heartbeat of the run that registered at `registered_at` (microseconds since 2000).
+    Return False if another run has the client id now. If the client's row was deleted, insert it
+    again.
 
     Args:
-        lease_report: the leases for which the client waits, and the lag of its leases. None: the
-            table has no column for it.
+        lease_report: the leases for which the client waits, and the lags of the leases that it
+            holds (how much work is still to be done). None: write no report, because the table of
+            clients has no column for reports.
     """
     values = {**registration._asdict(), "registered_at": registered_at}
     parts = frozenset[str]()
@@ -182,8 +185,9 @@ async def client_set_state(
     skipped_rows: Sequence[SkippedRowReport] = (),
     skipped_row_count: int = 0,
 ) -> None:
-    """Store the client's state (`working` or `stopping`), the name of its process, the number of
-    rows that it skips because their statements fail, and a report on some of these rows."""
+    """Store the client's state (`working` or `stopping`) and the name of its process. Also store
+    which rows the client skips for a while, because statements with these rows have failed:
+    `skipped_rows` has reports on some of them, and `skipped_row_count` is the number of all."""
     now = time.monotonic()
     await get_query(_SQL_FILE, "client_set_state", schema).execute(
         connection,

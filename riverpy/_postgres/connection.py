@@ -1,5 +1,5 @@
-"""DedicatedConnection: a connection for one purpose, which is made again when it is lost.
-ConnectionOutageTracker logs each outage once, also if it affects several connections."""
+"""DedicatedConnection: a connection for one purpose, which reconnects after a loss.
+ConnectionOutageTracker logs each outage once, even if several connections are lost."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
 MAINTENANCE_STATEMENT_TIMEOUT = timedelta(seconds=4)
 """The server's `statement_timeout` for maintenance. A running statement of a dead leader delays the
-next leader by at most this time. The limit is shorter than riverpy's timeout of such a transaction.
-So a slow statement ends with an error of the server, and the connection stays usable."""
+next leader by at most this time. The limit is shorter than riverpy's own timeout of a maintenance
+transaction. So a slow statement ends with an error of the server, and the connection stays
+usable."""
 OUTAGE_EFFECT_TEXT = "jobs keep running, their results are kept, and the client keeps connecting"
 CLIENT_CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
 """While a statement runs, the server checks at this interval whether the connection still
 exists."""
 FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
-"""The timeout for making a connection with its settings at the start, in seconds."""
+"""The timeout of `DedicatedConnection.open`, in seconds. It covers the connect, and the statements
+that set the session's settings."""
 NEW_OUTAGE_AFTER_UNUSED_SECONDS = 60.0
 """If a lost connection was not used for this number of seconds, its next failure is logged as a new
 outage."""
@@ -58,9 +60,9 @@ _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
 
 class StatementTimeoutError(TimeoutError):
-    """riverpy's own timeout ended a running statement, which had at least half of the timeout to
-    run. Any other TimeoutError of `DedicatedConnection.acquire` means that no statement was
-    sent."""
+    """riverpy's own timeout expired while a statement ran. When the `acquire` block started, at
+    least half of the timeout was left. Any other TimeoutError of `DedicatedConnection.acquire`
+    means that no statement was sent."""
 
 
 async def set_statement_timeout(connection: Connection, timeout: timedelta) -> None:
@@ -130,8 +132,8 @@ class ConnectionOutageTracker:
     share this tracker is lost, and ends when all of them work again."""
 
     def __init__(self, *, outage_effect: str = OUTAGE_EFFECT_TEXT, **log_keys: str) -> None:
-        """Create the tracker. Each log event has `log_keys`. The event of a loss also has the key
-        `effect` with `outage_effect`."""
+        """Create the tracker. The keyword arguments `log_keys` are added to each log event. The
+        event of a lost connection also has the key `effect`, whose value is `outage_effect`."""
         self._lost_connections: set[str] = set()
         self._unused_since_by_connection: dict[str, float] = {}
         """For each lost connection that is not used now, by name: the time at which it became
@@ -146,8 +148,8 @@ class ConnectionOutageTracker:
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether there is an outage now, which was logged. Code need not log other failures during
-        the outage as warnings."""
+        """Whether a connection is lost now. The start of this outage was logged, so other failures
+        during the outage need not be logged as warnings."""
         return bool(self._lost_connections)
 
     def record_loss(self, connection_name: str, error: BaseException) -> None:
@@ -216,8 +218,8 @@ class ConnectionOutageTracker:
 
 
 class DedicatedConnection:
-    """A connection for one purpose. If it is lost, the next use makes it again. One task at a time
-    uses it."""
+    """A connection for one purpose. If the connection is lost, the next `acquire` reconnects. Only
+    one task at a time can use the connection."""
 
     def __init__(
         self,
@@ -234,17 +236,18 @@ class DedicatedConnection:
 
         Args:
             name: the name of the connection in the log.
-            connect: makes a connection.
+            connect: makes and returns a connection.
             outage_tracker: logs the outages of all connections that share it.
-            through_pooler: whether the connection leads to a pooler. Then it has no
-                `statement_timeout`, and riverpy's own timeout of a statement does not mean that the
-                connection is lost.
+            through_pooler: whether the connection leads to a pooler. If so, it has no
+                `statement_timeout`. Then riverpy's own timeout may end a slow statement, and this
+                is not logged as a lost connection. Without a pooler, the server ends a slow
+                statement first, so riverpy's own timeout means that the connection is lost.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
                 the statements.
             lock_wait_timeout: how many seconds `acquire` may wait for other tasks that use the
                 connection, in addition to its timeout. None: it waits for at most half of its
                 timeout.
-            on_reconnected: called after the connection was lost and made again.
+            on_reconnected: called after each reconnect, but not after the first connect.
         """
         self.name = name
         self._lock_wait_timeout = lock_wait_timeout
@@ -257,8 +260,8 @@ class DedicatedConnection:
         self._was_connected = self._is_closed = self._is_end_recorded = False
         self._last_seen_outage_count = 0
         """The number of logged outages when this connection worked last."""
-        # `fast_acquire`: a free lock is acquired without a step of the event loop. The statement
-        # that follows waits anyway.
+        # `fast_acquire`: to acquire a free lock does not yield to the event loop. The SQL statement
+        # that is sent next yields anyway.
         self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._last_connect_error = ""
@@ -278,8 +281,8 @@ class DedicatedConnection:
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
         """Use the connection in the `async with` block for at most `timeout` seconds. No other task
-        can use it during this time. A lost connection is made again first, within the same time.
-        Error texts name `purpose`.
+        can use it during this time. If the connection is lost, reconnect first, within the same
+        time. Error texts name `purpose`.
 
         After an error that may leave the session unusable, the connection is closed. If there is no
         connection after half of the time, no statement is sent, because the remaining time might be
@@ -401,7 +404,7 @@ class DedicatedConnection:
         the connection worked last."""
         if connection is None:
             return
-        self._record_connection_end()  # asyncpg calls the listener later than `is_closed` changes
+        self._record_connection_end()  # asyncpg may not have called `record_end` yet
         if self._last_seen_outage_count == self.outage_tracker.outage_count:
             self.outage_tracker.record_loss(self.name, ConnectionError("the server has closed it"))
 
@@ -435,8 +438,8 @@ class DedicatedConnection:
 
 
 class CallerDatabase:
-    """The pool or connection of a caller, with the method `acquire` of a `DedicatedConnection`.
-    riverpy never closes or replaces it."""
+    """A pool or connection that riverpy's caller has passed. It has the same method `acquire` as a
+    `DedicatedConnection`. riverpy never closes or replaces the pool or connection."""
 
     def __init__(self, database: Pool | Transaction) -> None:
         """Store the pool or connection. It is already open."""

@@ -35,8 +35,8 @@ class Connector:
     def __init__(
         self, url: str | None, config: Config, password: PasswordSource | None = None
     ) -> None:
-        """Store the arguments, and make no connection yet. A `url` of None means the `PG*`
-        variables. `password` returns the password for each connection."""
+        """Store the arguments, and make no connection yet. A `url` of None means the environment
+        variables `PG*`. `password` returns the password for each connection."""
         self._url, self._config, self._password = url, config, password
 
     async def connect_for_claims(self) -> Connection:
@@ -74,8 +74,9 @@ class Connector:
         )
 
     async def connect_for_inserts(self) -> Connection:
-        """Return a connection for statements that insert the jobs of many calls. Each statement has
-        a timeout of its own. A shorter `statement_timeout` of the database role also applies."""
+        """Return a connection for inserts. One statement may insert the jobs of several insert
+        calls. Each statement has a timeout of its own. A shorter `statement_timeout` of the
+        database role also applies."""
         connection = await connect(
             self._url,
             application_name="riverpy inserts",
@@ -114,8 +115,8 @@ class Connector:
 
     @property
     def reindexer_connect_function(self) -> Callable[[], Awaitable[Connection]] | None:
-        """A function that connects for the reindexer. None: all URLs lead to a pooler in
-        transaction mode."""
+        """The function that makes connections for the reindexer. None: the reindexer cannot
+        connect, because all URLs lead to a pooler in transaction mode."""
         url = self._config.listen_url if self._config.pooler else self._url
         if url is None and self._config.pooler:
             return None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 DAMAGE_SEARCH_JOBS_MAX = 100_000
-"""The maximum number of jobs of each state among which riverpy searches for damaged jobs."""
+"""When riverpy searches for damaged jobs, it reads at most this number of jobs of each state."""
 DAMAGE_SEARCH_JOBS_PER_READ = 1_000
 """The number of jobs that one statement of the search reads."""
 

@@ -24,7 +24,7 @@ class KindCount(NamedTuple):
 
 
 class QueueKindSample(NamedTuple):
-    """The kinds among the first jobs of a queue."""
+    """The most frequent kinds of the first jobs in a queue, and their job counts."""
 
     kinds: list[KindCount]
     sampled_jobs: int
@@ -45,7 +45,8 @@ class RunningJobs(NamedTuple):
     """The jobs that one client runs now."""
 
     jobs: list[RunningJob]
-    """The jobs that have been running for the longest time. The list is limited."""
+    """The jobs that have been running for the longest time, at most as many as the `limit` of
+    `client_list_running_jobs`. `job_count` also counts the other jobs."""
     job_count: int
     is_partial: bool
     """Whether the result may be incomplete, because only a part of all running jobs was
@@ -77,7 +78,8 @@ class ConcurrentJobs(NamedTuple):
     """The jobs that ran in the same client at the same time as another job."""
 
     jobs: list[ConcurrentJob]
-    """The jobs that started last. The list is limited."""
+    """The jobs that started last, at most as many as the `limit` of `job_list_concurrent`.
+    `job_count` also counts the other jobs."""
     job_count: int
     is_partial: bool
     """Whether the result may be incomplete, because only a part of the jobs was searched."""
@@ -90,11 +92,12 @@ class PeriodicJobDashboardRow(NamedTuple):
     schedule: str
     next_run_at: datetime | None
     last_run_at: datetime | None
-    """The time (slot) of the last inserted job."""
+    """The time for which the last job was inserted: a time of the schedule, or the time of a
+    request."""
     paused_at: datetime | None
     run_requested_at: datetime | None
-    """When an operator requested a run. None: no run was requested, or the leader has inserted its
-    job."""
+    """When a run was requested, by an operator or by `run_on_start`. None: no run was requested, or
+    the leader has already inserted the job of the requested run."""
     updated_at: datetime | None
     is_used: bool
     """Whether a leader has used the row in the last two hours."""
@@ -121,8 +124,8 @@ async def queue_sample_kinds(
     jobs_max: int,
     kinds_max: int,
 ) -> QueueKindSample:
-    """Read the first `jobs_max` jobs of a queue in a state. Return the `kinds_max` most frequent
-    kinds among them."""
+    """Read those jobs of `queue` that are in `state`: the first `jobs_max` jobs in the order of
+    claims. Return their `kinds_max` most frequent kinds."""
     rows = await get_query(_SQL_FILE, "queue_sample_kinds", schema).fetch(
         connection, queue=queue, state=state, limit=jobs_max, kinds=kinds_max
     )
@@ -159,8 +162,9 @@ async def client_list_running_jobs(
     damaged_job_ids: Sequence[int],
 ) -> RunningJobs:
     """Return up to `limit` jobs that a client runs. Only the first `searched_jobs_max` running jobs
-    of all clients are searched. The jobs in `damaged_job_ids` count as jobs of an unknown client,
-    because the server cannot read them."""
+    of all clients are searched. The server cannot read which client runs the jobs in
+    `damaged_job_ids`. These jobs are returned only if `client_id` is empty, which means an unknown
+    client."""
     rows = await get_query(_SQL_FILE, "client_running_jobs", schema).fetch(
         connection,
         client_id=client_id,
@@ -229,9 +233,10 @@ async def periodic_find_newest_jobs(
     periodic_job_ids: Sequence[str],
     searched_jobs_max: int,
 ) -> dict[str, list[InsertedPeriodicJob]]:
-    """Return, for each periodic job, its newest job for each cause of a run (such as the schedule
-    or a request). The newest one comes first. Only the newest `searched_jobs_max` jobs of the table
-    are searched. `periodic_job_ids` are ids without a domain."""
+    """Return the newest jobs of each periodic job, newest first: one job for each cause of a run
+    (`RunCause`, such as the schedule or a request). Only the newest `searched_jobs_max` jobs of the
+    table are searched. `periodic_job_ids` are ids without the suffix `@DOMAIN`, which rows of other
+    domains than `default` have."""
     rows = await get_query(_SQL_FILE, "periodic_newest_jobs", schema).fetch(
         connection, periodic_job_ids=periodic_job_ids, searched=searched_jobs_max
     )
@@ -250,8 +255,8 @@ async def periodic_find_job_of_due_time(
     queues: Sequence[str],
 ) -> InsertedPeriodicJob | None:
     """Return the job that was inserted for a slot (a time of the schedule) of a periodic job. Only
-    `queues` are searched. None: the job was not found, for example because it was deleted or
-    retried. `periodic_job_id` is an id without a domain."""
+    `queues` are searched. None: the job was not found. Jobs are found by their `scheduled_at`,
+    which a retry changes. `periodic_job_id` is an id without the suffix `@DOMAIN`."""
     row = await get_query(_SQL_FILE, "periodic_job_of_slot", schema).fetchrow(
         connection, periodic_job_id=periodic_job_id, slot=slot, queues=queues
     )

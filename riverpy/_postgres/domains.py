@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 OWNERSHIP_CHANGED_ACTION = "ownership_changed"
-"""The `action` of the notification on topic `riverpy_event` that queues have another owner."""
+"""The `action` of a notification that announces new owners of queues. Its topic is
+`riverpy_event`."""
 DOMAIN_ORPHANED_AFTER_SECONDS = 600.0
 """If no client of a domain has written a heartbeat for this number of seconds, the leader of
 `default` maintains the domain's queues."""
@@ -103,7 +104,7 @@ class QueueOwnerStatus(NamedTuple):
 
 
 class DomainMember(NamedTuple):
-    """A client with a recent heartbeat by the server's clock."""
+    """A client of a domain that has a recent heartbeat by the server's clock."""
 
     client_id: str
     domain: str
@@ -128,7 +129,8 @@ class QueueMovePreview(NamedTuple):
     live_client_count: int
     """The number of clients of the owner that have a recent heartbeat."""
     is_queue_known: bool
-    """Whether the name of the queue is known from the row of a queue, a client or a job."""
+    """Whether the queue exists: a domain owns it, it has a row in `river_queue`, a client takes
+    jobs from it, or it has an available job."""
     is_domain_known: bool
     """Whether a client or a queue belongs to the new domain."""
 
@@ -136,7 +138,8 @@ class QueueMovePreview(NamedTuple):
 async def owner_list_queues(
     connection: Transaction, schema: str | None, *, domain_orphaned_after: timedelta
 ) -> list[OwnedQueue]:
-    """Return all queues that domains own, sorted by name."""
+    """Return all queues that domains own, sorted by name. `is_heartbeat_old` is True if the
+    domain's last heartbeat is older than `domain_orphaned_after`."""
     rows = await get_query(_SQL_FILE, "owner_read", schema).fetch(
         connection, orphaned_after=domain_orphaned_after
     )
@@ -149,8 +152,9 @@ async def owner_table_exists(connection: Transaction, schema: str | None) -> boo
 
 
 async def owner_table_is_empty(connection: Transaction, schema: str | None) -> bool:
-    """Return whether the table of queue owners is empty. A role without the right to read the table
-    can also call this. The result may be False for an empty table."""
+    """Return whether the table of queue owners is certainly empty: its size is 0. A role without
+    the right to read the table can also call this. The result may be False for an empty table,
+    because deleted rows take space until a vacuum."""
     return await get_query(_SQL_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     Transaction: TypeAlias = Connection | PoolConnection
-    """An asyncpg connection, from a pool or not. Callers may pass it as `tx=`."""
-else:  # for annotations of public classes, which users may evaluate
+    """An asyncpg connection, from a pool or not. Callers pass one with an open transaction as
+    `tx=`."""
+else:  # users may evaluate the annotations of public classes at run time
     Pool = asyncpg.Pool
     Transaction = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
@@ -73,7 +74,7 @@ _URL_PARAMETER_REMEDY = (
     "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
 )
 _REFUSED_SETTING_SQLSTATES = {"22023", "42704", "55P02"}
-"""SQLSTATEs with which a server refuses a connection because of one of its settings."""
+"""SQLSTATEs of a refused connection: the server does not accept a setting of the session."""
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -83,8 +84,8 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     TimeoutError,
     EOFError,
 )
-"""All errors of statements and of connecting. asyncpg raises InternalClientError if the connection
-ends while asyncpg uses it."""
+"""All errors of statements and of connecting. The list has InternalClientError, because asyncpg
+raises it if the connection ends while asyncpg uses the connection."""
 
 _TRY_NEXT_HOST_ERRORS = (
     OSError,
@@ -115,15 +116,16 @@ def _get_sqlstate_class(error: BaseException) -> str:
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a value of the statement was refused, so that it would be refused again."""
+    """Whether a value of the statement was refused. The same value would be refused again."""
     return isinstance(error, asyncpg.DataError) or (
         _get_sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
     )
 
 
 def is_notification_queue_full(error: BaseException) -> bool:
-    """Whether the server refused a commit because its queue of notifications is full. The SQLSTATE
-    has other meanings too, so this function also checks the server's source file in the error."""
+    """Whether the server refused a commit because its queue of notifications is full. Other errors
+    have the same SQLSTATE, so the error must also come from `async.c` of the server's source
+    code."""
     return (
         isinstance(error, asyncpg.ProgramLimitExceededError)
         and getattr(error, "server_source_filename", None) == "async.c"
@@ -226,7 +228,8 @@ class ConnectionWithKnownArrayTypes(asyncpg.Connection):
     ) -> tuple[Sequence[Mapping[str, object]], object]:
         oids = set(typeoids)
         if oids <= ARRAY_TYPES.keys():
-            no_statement = SimpleNamespace(name="none")  # no query was sent to the server
+            # No query was sent. asyncpg would prepare its statement again if this name were empty.
+            no_statement = SimpleNamespace(name="none")
             return [ARRAY_TYPES[oid] for oid in oids], no_statement
         parent: Any = super()
         return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (the only way)

@@ -1,10 +1,12 @@
-"""The statements of `run_once` and its variants: one typed function per SQL statement in
+"""The statements of `run_once`, `run_at_most_once` and `run_at_least_once`, which run a function
+for a key (once, at most once or at least once): one typed function per SQL statement in
 `sql/queries/riverpy_exec.sql`.
 
-There is one row for each key. `run_once` inserts a completed key in the transaction in which it
-calls its function. `run_at_most_once` and `run_at_least_once` first claim the key, and complete it
-later. Each claim has a number, its epoch. The statements pass integers as text, because a
-connection of the caller may have its own codec for integers.
+The table has one row for each key. `run_once` inserts the row and runs the function in one
+transaction. The row is marked as completed from the start. `run_at_most_once` and
+`run_at_least_once` first claim the key. After the function has run, they mark the row as completed.
+Each claim has a number, its epoch. The statements pass integers as text, because a connection of
+the caller may have its own codec for integers.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _SQL_FILE = "riverpy_exec"
 
 
 class RunOnceKeyRow(NamedTuple):
-    """The stored state of a key."""
+    """The stored state of a key of `run_once`, `run_at_most_once` or `run_at_least_once`."""
 
     claimed_by: str
     claimed_at: datetime | None
@@ -35,8 +37,8 @@ class RunOnceKeyRow(NamedTuple):
     """Whether the claim expires, so that another caller may claim the key."""
     is_completed: bool
     is_claimant_alive: bool
-    """Whether the claim never expires, the client that made it is alive, and its function has not
-    failed."""
+    """Whether three conditions are met: the claim never expires, the client that made the claim is
+    alive, and the function has not failed."""
 
 
 class ExpiredRunOnceKey(NamedTuple):
@@ -110,7 +112,8 @@ async def execution_release(
 async def execution_mark_failed(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
-    """Mark a claim as failed, if it is one that never expires. A repeated call is harmless."""
+    """Mark a claim that never expires as failed. Other claims and completed keys do not change. A
+    repeated call is harmless."""
     await get_query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
 
 
@@ -120,8 +123,8 @@ async def execution_get(
     """Return the stored state of a key, or None if the key was never claimed.
 
     Args:
-        alive_unregistered: how long after its claim a client counts as alive if it was not
-            registered. Such a client writes no heartbeats.
+        alive_unregistered: a client that was not registered when it claimed the key writes no
+            heartbeats. Such a client counts as alive for this time after the claim.
     """
     row = await get_query(_SQL_FILE, "exec_get", schema).fetchrow(
         connection, key=key, unregistered_for=_format_interval(alive_unregistered)
@@ -152,7 +155,7 @@ async def execution_check_transaction(connection: Transaction, transaction_id: s
 
 
 async def execution_table_exists(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table of executions exists."""
+    """Whether the table of `run_once` keys exists."""
     return await get_query(_SQL_FILE, "exec_exists", None).fetchval(connection, schema=schema)
 
 

@@ -35,7 +35,8 @@ class ChangedJob(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job whose attempt a leader has ended, with the values that the event about it needs. Times
+    """A job whose attempt the leader has ended, or which the leader has cancelled because it
+    expired. The fields have the values for the event that the leader sends about this job. Times
     are bytes in PostgreSQL's wire format."""
 
     id: int

@@ -70,9 +70,9 @@ class InsertRow(NamedTuple):
     expires_in: str | None
     """The microseconds from the insert until the job expires, as text. None: it does not expire."""
     replace: str | None
-    """The fields that this job replaces in an existing job if it is a duplicate of that job. A JSON
-    object: the name of each field with the value true, and `max_wait` in microseconds. None:
-    nothing is replaced."""
+    """The fields that are replaced in an existing job if this job is its duplicate. A JSON object
+    with the name of each such field and the value true. It may also have `ReplaceOpts.max_wait` in
+    microseconds. None: nothing is replaced."""
     kind: str
     metadata: str
     queue: str
@@ -98,7 +98,7 @@ class InsertRow(NamedTuple):
 
 
 class QueuesToNotify(NamedTuple):
-    """The queues whose clients an insert notifies."""
+    """The queues for an insert's notification. The clients of these queues are notified."""
 
     queues: list[str]
     interval_ms: int = 0
@@ -111,8 +111,9 @@ class QueuesToNotify(NamedTuple):
 
 
 def list_queues_with_due_jobs(rows: Iterable[InsertRow]) -> list[str]:
-    """Return the queues in which the insert of these rows may make a job due. A row with `replace`
-    counts, because the job that it changes may become due."""
+    """Return the queues in which a job may be due after the insert of these rows. This includes the
+    queue of a row whose `replace` is set: the row may change an existing job so that it becomes
+    due."""
     return list(
         dict.fromkeys(
             [
@@ -180,8 +181,9 @@ def _list_plain_arguments(
 
 @cache
 def _make_value_reader(parameters: tuple[str, ...]) -> Callable[[InsertRow], tuple[object, ...]]:
-    """Return a function that reads the values for these parameters from a row, in less time than a
-    dict takes. The last two parameters are for the notification."""
+    """Return a function that reads the values for these parameters from a row. This is faster than
+    a look-up of each value in a dict. The last two parameters are for the notification, and are not
+    read from the row."""
     return attrgetter(*parameters[:-2])
 
 
@@ -293,8 +295,8 @@ async def job_insert_with_copy(
 
 async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """The encoded ends of COPY lines, by the values in them. Jobs with equal values share one
-    end."""
+    """The encoded end of a COPY line for each combination of the values in it: all values except
+    args and unique key. Most jobs have equal values, so their ends are encoded only once."""
     for start in range(0, len(rows), _COPY_BATCH_ROW_COUNT):
         lines: list[str] = []
         for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:
@@ -308,8 +310,8 @@ async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> Asy
 
 def _encode_values_after_unique_key(row: InsertRow, now: int | None) -> str:
     """Encode the end of a COPY line: all values after the args and the unique key. `now` is the
-    server's time in microseconds since 2000. None: omit `scheduled_at`, because no job has a
-    time."""
+    server's time in microseconds since 2000. None: omit the column `scheduled_at`, because no job
+    of the COPY sets `scheduled_at` or expires."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
     row = row._replace(tags=f"{{{tags}}}")
     if now is not None:

@@ -49,8 +49,9 @@ class JobCounts(NamedTuple):
     wait_max: float
     """The longest wait of a counted attempt, in seconds."""
     waits_over_100ms: int
-    """The number of attempts whose wait was longer than 100 ms. The next fields count longer waits:
-    `WAIT_BOUNDS_SECONDS` has all bounds."""
+    """The number of attempts whose wait was longer than 100 ms. The next four fields do the same
+    for waits longer than 1 s, 10 s, 1 min and 5 min. `WAIT_BOUNDS_SECONDS` has the same five
+    bounds."""
     waits_over_1s: int
     waits_over_10s: int
     waits_over_1m: int
@@ -145,7 +146,8 @@ async def job_count_list_period_cleanups(
 async def job_count_clean_periods(
     connection: Transaction, schema: str | None, *, changes: Sequence[PeriodCleanup]
 ) -> None:
-    """Apply the action of each change to its period. A repeated call changes nothing."""
+    """Make these changes: delete the counts of a period, add the counts of a minute to its hour, or
+    reduce the number of queues with rows of their own. A repeated call changes nothing."""
     seconds = [change.seconds for change in changes]
     times = [change.started_at_text for change in changes]
     lock = get_query(_SQL_FILE, "job_count_lock_periods", schema)

@@ -74,8 +74,9 @@ async def job_list(
 async def job_list_positions(
     connection: Transaction, schema: str | None, page: PageStatement
 ) -> list[tuple[int, str, str, bytes | None]]:
-    """Return id, kind, queue and time of each job of a page, in the order of the page. Wide
-    columns, such as the args, are read only if a filter needs them."""
+    """Return id, kind, queue and time of each job of a page, in the order of the page. The time, as
+    bytes, is the one by which the page is sorted. It is None if the job lacks this time, or if the
+    page is sorted by id. Wide columns, such as the args, are read only if a filter needs them."""
     name = f"job_list_positions_{page.sort_order}"
     rows = await _fetch_rows(
         connection, "river_job_list", name, schema, page.sql_parts, page.parameter_values
@@ -105,8 +106,8 @@ async def job_count_up_to(
 
 
 async def job_delete(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Delete a job if it is not running. Return its row, whose state shows whether it is running,
-    or None if the job does not exist."""
+    """Delete a job if it is not running. Return the job's row from before the deletion, or None if
+    the job does not exist. If the state in the row is `running`, the job was not deleted."""
     rows = await get_query("river_job_batch", "job_delete", schema).fetch(connection, id=job_id)
     return rows[0] if rows else None
 

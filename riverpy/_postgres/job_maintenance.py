@@ -62,8 +62,9 @@ class ScheduleJobsResult(NamedTuple):
     discarded_count: int
     """The number of jobs that were discarded because another job has their unique key."""
     unchanged_job_ids: list[int]
-    """The ids of jobs that were not changed. Such a job is locked, or no longer due, or it cannot
-    be discarded although another job has its unique key."""
+    """The ids of jobs that were not changed. Such a job is locked or no longer due, or another job
+    has its unique key. In this last case, the job is not discarded if it would keep its unique key
+    as a discarded job."""
 
 
 class RunningAttempt(NamedTuple):
@@ -244,8 +245,8 @@ async def job_get_stuck(
 async def job_rescue(
     connection: Transaction, schema: str | None, rescues: Sequence[JobRescue]
 ) -> dict[int, str]:
-    """End attempts with the error `RESCUE_ERROR_TEXT`. Return the new state of each job whose
-    attempt was ended, by job id."""
+    """End the attempts in `rescues`, and add the error `RESCUE_ERROR_TEXT` to their jobs. Return
+    the new state of each job whose attempt was ended, by job id."""
     rows = await get_query(_SQL_FILE, "job_rescue", schema).fetch(
         connection,
         **lists_by_field([rescue.claim_key for rescue in rescues]),

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from riverpy._postgres.sql_files import Query
 
 SearchSource: TypeAlias = Literal["ids", "newest", "kinds", "ended", "waiting", "queues"]
-"""Where a search takes its jobs from.
+"""Which jobs a search reads. The ids, kinds, states and queues are those that the search names.
 
-- `ids`: the jobs with some ids.
+- `ids`: the jobs with these ids.
 - `newest`: the newest jobs of the table.
-- `kinds`: jobs of some kinds.
-- `ended`: the jobs of some states that ended last.
-- `waiting`: the first jobs of some states, in the order in which clients claim jobs.
-- `queues`: the first jobs of some states in each of some queues, in the same order.
+- `kinds`: jobs of these kinds.
+- `ended`: for each of these states, the jobs that ended last.
+- `waiting`: for each of these states, the first jobs in the order in which clients claim jobs.
+- `queues`: for each of these states and each of these queues, the first jobs in the same order.
 """
 
 _SQL_FILE = "riverpy_dashboard"
@@ -34,7 +34,7 @@ row."""
 
 
 class FoundJob(NamedTuple):
-    """A job that a search has found, with the time by which the list is sorted."""
+    """A job that a search has found."""
 
     job_id: int
     kind: str
@@ -50,8 +50,8 @@ class SearchResult(NamedTuple):
     searched_count: int
     """The number of jobs that were searched."""
     damaged: dict[int, str]
-    """The server's errors for the searched jobs that it cannot read, by job id. These jobs pass no
-    filter."""
+    """The searched jobs with damaged data: their ids, each with the server's error. Such a job
+    passes no filter that reads a wide column, such as the args."""
 
 
 async def job_search(
@@ -61,8 +61,9 @@ async def job_search(
     source: SearchSource,
     candidates_max: int,
 ) -> SearchResult:
-    """Return one page of the jobs that pass the filters. The search reads at most `candidates_max`
-    jobs for each state, kind or queue.
+    """Return one page of the jobs that pass the filters. `source` selects which jobs the search
+    reads. `candidates_max` is the maximum number of these jobs for each kind (`kinds`), for each
+    state (`ended` and `waiting`), for each queue and state (`queues`), or in total (`newest`).
 
     If the server cannot read one of these jobs, find out which jobs it cannot read, and search the
     others. `connection` must be in a transaction.

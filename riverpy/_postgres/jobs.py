@@ -88,7 +88,7 @@ async def job_claim(
         kinds: the kinds to claim. None means all kinds.
         skipped_ids: ids of jobs to leave out.
         after_position: claim only jobs that come after this position in the order of claims. A
-            position is a priority, a time in microseconds since 2000, and an id.
+            position is a priority, a `scheduled_at` in microseconds since 2000, and an id.
         priority_max: jobs with a larger priority number are left out.
         limit: the maximum number of jobs.
         client_id: the client that claims.
@@ -180,8 +180,8 @@ async def job_lock_next(
     skipped_ids: list[int],
 ) -> tuple[int, int, int] | None:
     """Find the job that a claim of one job would return, and lock it until the transaction ends.
-    Return its priority, its time in microseconds since 2000, and its id. Return None if no job can
-    be claimed."""
+    Return its priority, its `scheduled_at` in microseconds since 2000, and its id. Return None if
+    no job can be claimed."""
     rows = await _fetch_rows(
         connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped_ids
     )
@@ -191,8 +191,9 @@ async def job_lock_next(
 async def job_lock_and_get_claim_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
-    """Lock the job with this id, and return its priority, its time in microseconds since 2000, and
-    its id. Return None if the job cannot be claimed from this queue."""
+    """Lock the job with this id until the transaction ends. Return its priority, its `scheduled_at`
+    in microseconds since 2000, and its id. Return None if the job is not an available and due job
+    of `queue`, or if another session has locked it."""
     rows = await _fetch_rows(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -232,9 +233,10 @@ async def job_merge_ended_metadata(
     claim_keys: Sequence[ClaimKey],
     metadata_updates: list[str | None],
 ) -> list[Record]:
-    """Merge metadata into the rows of jobs that another session has cancelled or ended during the
-    attempts of `claim_keys`. Each update is a JSON object as text. Locked rows are left out. Return
-    the changed rows."""
+    """Merge metadata into the rows of jobs that another session has ended (for example cancelled)
+    during an attempt. `claim_keys` identify these attempts. Each update is a JSON object as text.
+    None: the metadata of this job do not change. Jobs that have not ended, and locked rows, are
+    left out. Return the rows of the other jobs."""
     return await _fetch_rows(
         connection,
         "job_merge_metadata",
@@ -338,8 +340,8 @@ async def job_list_claimed_by_client(
     claimed_longer_than: float,
     skipped_ids: list[int],
 ) -> list[ClaimKey]:
-    """Return the running jobs that this client claimed last, more than `claimed_longer_than`
-    seconds ago. Jobs in `skipped_ids` are left out."""
+    """Return the running jobs of these queues whose last claim was made by this client, more than
+    `claimed_longer_than` seconds ago. Jobs in `skipped_ids` are left out."""
     rows = await _fetch_rows(
         connection,
         "job_claimed_by",
@@ -356,8 +358,9 @@ async def job_release(
     connection: Transaction, schema: str | None, claim_keys: Sequence[ClaimKey]
 ) -> set[int]:
     """Make the jobs of these attempts available again, and notify the clients of their queues. The
-    attempts do not count. A job whose cancellation was requested is cancelled instead. Return the
-    ids of the changed jobs."""
+    number of attempts of each job is reduced by one, because the released attempt does not count. A
+    job whose cancellation was requested is cancelled instead. Return the ids of the changed
+    jobs."""
     rows = await _fetch_rows(connection, "job_release", schema, **lists_by_field(claim_keys))
     return {row[0] for row in rows}
 
@@ -416,8 +419,9 @@ async def job_list_ids(
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Cancel a job. If the job is running, only mark it, and notify the client that runs it. A job
-    that has ended does not change. Return its row, or None if there is no job with this id."""
+    """Cancel a job. If the job is running, only store in its metadata that cancellation was
+    requested, and notify the client that runs it. A job that has ended does not change. Return the
+    job's row, or None if there is no job with this id."""
     return _get_first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
 
 

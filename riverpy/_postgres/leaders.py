@@ -28,8 +28,9 @@ class LeaderRow(NamedTuple):
 async def leader_elect(
     connection: Transaction, schema: str | None, *, leader_id: str, ttl: timedelta
 ) -> LeaseAcquireResult | None:
-    """Try to become leader of domain `default`. Return None if another session became leader during
-    the statement."""
+    """Try to become leader of domain `default`. The result says whether `leader_id` was elected,
+    and which client is the leader now. Return None if another session became leader during the
+    statement."""
     statement = get_query("river_leader", "leader_elect", schema)
     row = await statement.fetchrow(connection, leader_id=leader_id, ttl=ttl)
     if row is None:
@@ -74,8 +75,8 @@ async def leader_fence_transaction(
 ) -> bool:
     """Let the open transaction commit only during the term that began at `elected_at`: no other
     term can begin before the transaction ends. The server ends the transaction after
-    `transaction_timeout`, and each wait for a lock after `lock_timeout`. Return False if the term
-    has ended."""
+    `transaction_timeout`. A statement fails if it waits for a lock for longer than `lock_timeout`.
+    Return False if the term has ended."""
     row = await get_query("river_leader", "leader_fence", schema).fetchrow(
         connection,
         leader_id=leader_id,

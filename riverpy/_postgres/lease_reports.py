@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 REPORTED_LEASES_MAX = 1_000
-"""The maximum number of standby leases in one report, and the maximum number of lags. If there are
-more, only the first by name are reported."""
+"""The maximum number of standby leases in one report. The maximum number of held leases with a
+reported lag is the same. If there are more leases, only the first by name are reported."""
 REPORTING_CLIENTS_MAX = 10_000
 """The maximum number of clients whose reports are read at once."""
 
@@ -49,14 +49,16 @@ class LeaseReport(msgspec.Struct, frozen=True):
     standby: list[str] = []
     """The leases that the client would acquire if they were free."""
     lags: dict[str, ReportedLag] = {}
-    """The lags of leases that the client holds, by the name of the lease."""
+    """The reported lags of leases that the client holds, by lease name. A lag says how much work is
+    still to be done under its lease."""
     left_out: int = 0
     """The number of standby leases that are not in the report, because it has `REPORTED_LEASES_MAX`
     already."""
 
     @classmethod
     def make(cls, standby: Iterable[str], lags: Mapping[str, ReportedLag]) -> LeaseReport:
-        """Make a report with at most `REPORTED_LEASES_MAX` standby leases and as many lags."""
+        """Make a report with at most `REPORTED_LEASES_MAX` standby leases, and at most
+        `REPORTED_LEASES_MAX` lags."""
         names = sorted(set(standby))
         return cls(
             names[:REPORTED_LEASES_MAX],

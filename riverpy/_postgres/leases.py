@@ -51,8 +51,8 @@ class LeaseAcquireResult(NamedTuple):
     epoch: int
     acquired_at: datetime
     seconds_until_expiry: float | None
-    """Seconds until the other holder's lease expires. None: there is no other holder, or the time
-    is unknown."""
+    """If the lease was not granted: seconds until the lease of the current holder expires. None:
+    the lease was granted, or the time is unknown."""
 
 
 def epoch_from_acquired_at(acquired_at: datetime) -> int:
@@ -99,11 +99,12 @@ async def lease_acquire(
     ttl: timedelta,
     lock_timeout: timedelta | None = None,
 ) -> LeaseAcquireResult | None:
-    """Try to acquire a lease. Return None if another session acquired it during the statement.
+    """Try to acquire a lease. The result says whether the lease was granted, and which process
+    holds it now. Return None if another session acquired the lease during the statement.
 
-    The statement waits until the transactions end in which `lease_fence_transaction` was called for
-    the last term. It fails if a wait is longer than `lock_timeout`. None: the session's own
-    `lock_timeout` applies.
+    Transactions of the last term that called `lease_fence_transaction` may still be open. The
+    statement waits until they end. It fails if a wait is longer than `lock_timeout`. None: the
+    session's own `lock_timeout` applies.
     """
     row = await get_query(_SQL_FILE, "lease_acquire", schema).fetchrow(
         connection,
@@ -157,8 +158,8 @@ async def lease_fence_transaction(
     lock_timeout: timedelta,
 ) -> bool:
     """Let the open transaction commit only during this term: no other term can begin before the
-    transaction ends. The server ends the transaction after `transaction_timeout`, and each wait for
-    a lock after `lock_timeout`. Return False if the term has ended.
+    transaction ends. The server ends the transaction after `transaction_timeout`. A statement fails
+    if it waits for a lock for longer than `lock_timeout`. Return False if the term has ended.
 
     Raises:
         TransactionError: a savepoint is open. Its rollback would undo the effect of this call.
@@ -178,8 +179,9 @@ def make_lease_fence_sql(
     transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> str:
-    """Return the SQL text of `lease_fence_transaction` with its values in the text, so that any
-    driver can run it."""
+    """Return an SQL statement that does the same as `lease_fence_transaction`: it lets the open
+    transaction commit only during a term. The statement contains the values and has no parameters,
+    so that any driver can run it."""
     statement = get_query(_SQL_FILE, "lease_fence", schema)
     values = statement.order_arguments(
         _make_fence_values(name, epoch, transaction_timeout, lock_timeout)

@@ -54,7 +54,7 @@ PROBE_INTERVAL = 10.0
 FAILED_PROBE_INTERVAL = 60.0
 """Seconds until the next probe after a probe that did not arrive."""
 UNSENT_PROBE_RETRY_DELAY = 2.0
-"""Seconds until the next try after the first probe could not be sent."""
+"""If the first probe could not be sent: seconds until the notifier tries to send it again."""
 LISTEN_TIMEOUT = 10.0
 """The timeout for connecting and LISTEN, in seconds."""
 RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
@@ -95,8 +95,7 @@ class Notifier:
             outage: logs outages.
             resync: called after a reconnect, because notifications may have been missed before.
             probe_interval_min: the shortest interval between two probes in seconds.
-            trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
-                the statements.
+            trace_internal: whether OpenTelemetry's driver instrumentation traces the statements.
         """
         self._connect = connect
         self._schema = schema
@@ -109,11 +108,12 @@ class Notifier:
         self._on_listening_by_topic: dict[str, list[Callable[[], None]]] = {}
         """The functions to call after each start of LISTEN on a topic."""
         self._pending_on_listening: list[tuple[str, Callable[[], None]]] = []
-        """The topics and `on_listening` functions of new subscribers that were not called yet."""
+        """The topics of new subscribers, each with the `on_listening` function to call."""
         self._listened_topics: set[str] = set()
         """The topics on which the current connection listens."""
         self._schemas: tuple[str, str, str] = ("", "", "")
-        """The schemas of the jobs and of the leases, and the first schema of the search path."""
+        """The three schemas in the names of channels: the schema of the jobs, the schema of the
+        leases, and the first schema of the search path."""
         self._woken = asyncio.Event()
         """Set when the connection is lost, or the topics have changed."""
         self.on_running_changed: Callable[[], None] | None = None
@@ -152,8 +152,9 @@ class Notifier:
         on_listening: Callable[[], None] | None = None,
     ) -> None:
         """Call `callback` with the payload of each notification on a topic. Call `on_listening`
-        when LISTEN has started on the topic, and again after each reconnect: notifications from
-        before are lost. The notifier may be running already."""
+        when LISTEN has started on the topic, and again after each reconnect. Notifications that
+        were sent before LISTEN started, or while there was no connection, do not arrive. The
+        notifier may be running already."""
         self._callbacks_by_topic.setdefault(topic, []).append(callback)
         if on_listening is not None:
             self._on_listening_by_topic.setdefault(topic, []).append(on_listening)
@@ -298,7 +299,7 @@ class Notifier:
 
     async def _watch_connection(self, scope: StopScope) -> bool:
         """Send probes until the connection is lost or a probe does not arrive. Return whether the
-        previous probe had arrived."""
+        last probe before that had arrived."""
         while True:
             was_proven = self.is_delivery_proven
             interval = (
@@ -313,9 +314,9 @@ class Notifier:
                 return was_proven
             if not self._is_first_probe_sent:
                 await self._check_delivery(is_first=True)
-            # If probes fail, only a new connection shows whether notifications arrive. Behind a
-            # pooler, a probe may arrive only because the same session of the server listens and
-            # sends.
+            # After a failed probe, return, so that the notifier reconnects. Another probe over this
+            # connection would prove nothing. Behind a pooler, it may arrive only because the same
+            # session of the server listens and sends.
             elif not (was_proven or self._is_notification_queue_full) or not (
                 await self._check_delivery(is_first=False) or self._is_notification_queue_full
             ):
@@ -397,7 +398,9 @@ class Notifier:
         )
 
     async def _reconnect(self, scope: StopScope, *, was_proven: bool) -> None:
-        """Connect again, and retry until it succeeds. Then call `resync`."""
+        """Reconnect, and retry with delays until a connect succeeds. Then call `resync`.
+        `was_proven`: whether notifications arrived over the old connection before it was lost or a
+        probe failed. If not, wait before the first try."""
         is_loss = self._connection_lost.is_set() and not self._is_delivery_failure_logged
         self.is_delivery_proven = False
         if self._connection is not None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     """The user's function, async or not. It returns the password for one new connection."""
 
 HANGING_CALLS_MAX = 20
-"""The maximum number of threads in which a password function runs at once. While there are so many,
-the next call that needs a thread fails."""
+"""The maximum number of threads in which a password function runs at the same time. While this many
+calls have not returned, another call that needs a thread fails."""
 
 
 class PasswordError(ConnectionError):
@@ -72,7 +72,7 @@ class PasswordSource:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                error_type = type(error)  # the function raised it: no caller cancelled this task
+                error_type = type(error)  # raised by the function: this task was not cancelled
             except Exception as error:
                 error_type = type(error)
         if scope.cancelled_caught:
@@ -165,8 +165,9 @@ def _check_password(password: object, error_type: type[BaseException] | None) ->
 def _call_and_catch_error(
     context: contextvars.Context, function: Callable[[], object]
 ) -> tuple[object, Exception | None]:
-    """Call the function. Return its result, or an error. Errors that a future cannot store are
-    replaced with RuntimeError."""
+    """Call the function. Return its result or its error, and None for the other one. StopIteration,
+    which a future cannot store, is replaced with RuntimeError. The same is done with errors that
+    are no `Exception`, such as SystemExit."""
     try:
         return context.run(function), None
     except StopIteration:

@@ -36,8 +36,8 @@ _SQL_FILE = "riverpy_periodic"
 
 
 class PeriodicInsertReason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why the leader inserted a job for a periodic job. The metadata of the inserted job have this
-    as JSON."""
+    """Why the leader inserted a job for a periodic job. The leader stores this reason as JSON in
+    the metadata of the inserted job."""
 
     cause: RunCause
     due_at: datetime
@@ -47,8 +47,8 @@ class PeriodicInsertReason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """Who or what requested a run of a periodic job. The row of the periodic job has this as
-    JSON."""
+    """Who or what requested a run of a periodic job. It is stored as JSON in the column
+    `run_request` of the periodic job's row."""
 
     cause: Literal["request", "start"]
     at: datetime
@@ -96,15 +96,15 @@ class PeriodicRow(NamedTuple):
 
 
 class NextRunUpdate(NamedTuple):
-    """A new next slot for the row of a periodic job. It is stored only if the row still has the
-    expected values."""
+    """The next time of the schedule, for the row of a periodic job. It is stored only if the row
+    still has the values of the three fields `expected_…`."""
 
     id: str
     expected_next_run_at: datetime | None
     expected_run_requested_at: datetime | None
     expected_is_paused: bool
     new_next_run_at: datetime | None
-    """The new time of the next slot."""
+    """The next time of the schedule, which is stored as `next_run_at`."""
 
 
 class _MetadataWithInsertReason(msgspec.Struct):
@@ -122,8 +122,8 @@ def decode_periodic_insert_reason(json_text: str) -> PeriodicInsertReason | None
 
 
 def find_periodic_insert_reason(metadata_json: str) -> PeriodicInsertReason | None:
-    """Return why a job was inserted, from its metadata. Return None if its metadata do not have
-    it."""
+    """Return the reason why the leader inserted a job, from the job's metadata. Return None if the
+    metadata have no such reason."""
     try:
         return msgspec.json.decode(metadata_json, type=_MetadataWithInsertReason).run
     except (msgspec.MsgspecError, RecursionError):
@@ -191,9 +191,9 @@ async def periodic_list_scheduled(
 async def periodic_store_next_runs(
     connection: Transaction, schema: str | None, updates: Sequence[NextRunUpdate]
 ) -> set[str]:
-    """Store the new next slots. Return the ids of the changed rows. Rows that another session has
-    changed since they were read are left out. Call this in the transaction that inserts the
-    jobs."""
+    """Store the next times of the schedules. Return the ids of the changed rows. Rows that another
+    session has changed since they were read are left out. Call this in the transaction that inserts
+    the jobs."""
     statement = get_query(_SQL_FILE, "periodic_store_next_slots", schema)
     rows = await statement.fetch(connection, **lists_by_field(updates))
     return {row[0] for row in rows}
@@ -275,8 +275,8 @@ async def _note_run_requests(
     cause: Literal["request", "start"],
     user: str | None,
 ) -> None:
-    """Store who or what requested the runs of this transaction. If RUN_REQUESTS_MIGRATION is
-    missing, do nothing."""
+    """Store who or what has requested runs of these periodic jobs. Only runs that were requested in
+    this transaction are changed. If RUN_REQUESTS_MIGRATION is missing, do nothing."""
     has_column = get_query(_SQL_FILE, "periodic_has_run_requests", None)
     if await has_column.fetchval(connection, schema=schema):
         await get_query(_SQL_FILE, "periodic_note_run_requests", schema).execute(

@@ -42,13 +42,15 @@ async def queue_find_paused(
 
 
 async def queue_pause(connection: Transaction, schema: str | None, name: str) -> list[str]:
-    """Pause a queue. The name `*` means all queues. Return the names of the paused queues."""
+    """Pause a queue. The name `*` means all queues. Return the names of these queues, including
+    those that were paused before."""
     rows = await get_query(_SQL_FILE, "queue_pause", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
 async def queue_resume(connection: Transaction, schema: str | None, name: str) -> list[str]:
-    """Resume a queue. The name `*` means all queues. Return the names of the resumed queues."""
+    """Resume a queue. The name `*` means all queues. Return the names of these queues, including
+    those that were not paused."""
     rows = await get_query(_SQL_FILE, "queue_resume", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 

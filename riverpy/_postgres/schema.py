@@ -66,10 +66,10 @@ FEATURES_BY_MIGRATION = {
     JOB_COUNTS_MIGRATION: "the plots of the dashboard",
     RUN_REQUESTS_MIGRATION: "who requested a run of a periodic job, in the dashboard",
 }
-"""The features that need each version of line `riverpy`, by version."""
+"""For each version of line `riverpy`: the features that do not work without this version."""
 NEEDED_MAIN_VERSION = 7
-"""The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
-because River has it for SQLite."""
+"""The newest version of line `main` that a client needs. Version 8 is not needed, because it
+changes nothing on PostgreSQL: River has it for SQLite."""
 EMPTY_MIGRATION_VERSIONS = {MAIN_MIGRATION_LINE: {8}}
 """The versions that change nothing on PostgreSQL, by migration line."""
 LINE_COLUMN_MIGRATION = 5
@@ -140,8 +140,8 @@ class RowSecurity(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """A text that says how this affects a client. It is valid only if `affected_tables` is not
-        empty."""
+        """A text that describes how row-level security affects a client. Use it only if
+        `affected_tables` is not empty."""
         effect = (
             "without a policy no job is worked or counted"
             if self.hidden_tables
@@ -199,8 +199,9 @@ class SchemaState:
         """Return the missing versions of a migration line that are below an applied version, lowest
         first.
 
-        A version that changes nothing does not count as applied: River before 0.48 leaves version 8
-        recorded when it undoes version 7.
+        Versions that change nothing on PostgreSQL are ignored when the newest applied version is
+        determined. Reason: when River before 0.48 undoes version 7, version 8 stays recorded. Then
+        version 7 is missing, but was not skipped.
         """
         newest = max(
             self.applied_versions(migration_line)
@@ -233,7 +234,8 @@ class SchemaState:
         ]
 
     def make_skipped_versions_message(self, migration_line: str) -> str:
-        """Return the error text for skipped versions."""
+        """Return the error text for a database with `skipped_versions`, of which there must be at
+        least one."""
         skipped = ", ".join(map(str, self.skipped_versions(migration_line)))
         return (
             f"river_migration in schema {self.schema!r} records version "
@@ -379,8 +381,9 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
 
 
 riverpy_program_by_url: dict[str, str] = {}
-"""The program that runs riverpy's commands for a database, such as `manage.py`, by database URL.
-The program's settings have the URL and the schema, so these commands need no options for them."""
+"""By database URL: the program through which users run riverpy's commands for this database, such
+as Django's `manage.py`. The program's settings have the URL and the schema, so these commands need
+no options for them."""
 
 
 def make_migrate_command(command: str, schema: str | None, url: str | None) -> str:
