@@ -62,7 +62,7 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
 
 class Claim(NamedTuple):
     """The right of one call of `run_at_most_once` or `run_at_least_once` to run its function. The
-    function receives this object."""
+    function receives this object, and has an effect outside the database."""
 
     key: str
     epoch: int

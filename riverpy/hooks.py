@@ -96,7 +96,7 @@ class HookPeriodicJobsStart(Protocol):
 @runtime_checkable
 class HookMetricEmit(Protocol):
     """A hook that receives metrics of claims. A claim is the statement with which a client takes
-    due jobs of a queue."""
+    available jobs of a queue."""
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Receive one measurement. This method is called between two claims of a queue, so it must

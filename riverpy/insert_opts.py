@@ -102,8 +102,8 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     notify_end: bool = False
     """Send a notification when the job ends, so that a `client.wait` for the job returns as soon as
     the job has ended. Without this option, `client.wait` may return up to a second later. If the
-    worker stores the results of several such jobs together, it sends one notification for all of
-    them. `insert_and_wait` sets this option. Default False."""
+    worker stores the results of several such jobs together, it sends one notification for up to 200
+    of them. `insert_and_wait` sets this option. Default False."""
     pending: bool = False
     """Insert the job as `pending`. It does not run until its state is changed, for example with
     `job_retry`. Default False. An args class cannot set it."""

@@ -41,11 +41,11 @@ class JobFilters(TypedDict, total=False):
     tags_any: Sequence[str]
     """The job has at least one of these tags."""
     metadata: Mapping[str, object]
-    """The job's metadata contain these keys and values. The metadata, and the objects and arrays
-    inside, may have further members."""
+    """The job's metadata contain these keys and values. The metadata, and the objects and arrays in
+    it, may contain more."""
     args: Mapping[str, object]
-    """The job's args contain these keys and values. The args, and the objects and arrays inside,
-    may have further members."""
+    """The job's args contain these keys and values. The args, and the objects and arrays in them,
+    may contain more."""
     error: str
     """The job's last error contains this text. Case matters."""
 

@@ -139,9 +139,9 @@ class LeaseManager:
         has opened.
 
         `async with hold(…)` blocks that still run in other tasks are cancelled, and their leases
-        are released. Leases from `try_acquire` that the caller has not released end in this
-        process, but are not released in the database: other processes can acquire them when they
-        expire."""
+        are released. If such a block does not end within 2 seconds, its lease is not released but
+        expires. Leases from `try_acquire` that the caller has not released are not released here
+        either: they end in this process, and expire in the database."""
         # Closing in a forked process would end the database sessions of its parent.
         if self._opened_in is not None and self._opened_in.is_current_process:
             self._is_closed = True

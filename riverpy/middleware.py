@@ -31,8 +31,8 @@ class JobInsertMiddleware(Protocol):
         """Call `do_inner` once to insert the jobs, or raise an error to refuse all of them.
 
         Args:
-            params: the jobs to insert. This method may change them before it calls `do_inner`, and
-                riverpy checks the changed values as the options of an insert.
+            params: the jobs to insert. riverpy has already checked them. This method may change
+                them before it calls `do_inner`. Then riverpy checks the changed values too.
             do_inner: inserts the jobs. It returns their results in the same order, or an empty list
                 for `insert_many_fast`. If `do_inner` raises an error, the caller of the insert
                 receives it, even if this method catches it.

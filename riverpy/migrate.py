@@ -93,8 +93,8 @@ class MigrateResult:
     """The steps in the order in which they ran. Empty if there was nothing to do."""
 
     notices: Sequence[str]
-    """One sentence for each migration or migration line that the database has recorded, but that
-    this version of riverpy does not know."""
+    """One sentence for each recorded migration or migration line that this version of riverpy does
+    not know."""
 
 
 @dataclass(frozen=True, slots=True)

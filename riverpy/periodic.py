@@ -175,8 +175,8 @@ def _make_default_id(constructor: object, schedule_text: str) -> str:
 
 
 class PeriodicJobs:
-    """The periodic jobs of a client. Its methods add and remove them, also while the client runs.
-    Call the methods in the client's event loop."""
+    """The periodic jobs of a client. The methods add and remove periodic jobs, also while the
+    client runs. Call the methods in the client's event loop."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class PeriodicJobs:
         get_known_kinds: Callable[[], Container[str] | None] = lambda: None,
     ) -> None:
         """Register `jobs`. Their kinds are not checked yet, because workers may be registered until
-        the client runs: `check_kinds` checks them.
+        the client runs: `check_kinds` checks the kinds later.
 
         `get_known_kinds` returns the kinds that the client may insert; None: all kinds.
         """
@@ -311,5 +311,5 @@ class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
     """The client's periodic jobs. The hook may add and remove periodic jobs. The client keeps these
     changes when it is no longer the leader."""
     states: Mapping[str, PeriodicJobState]
-    """The stored states of all periodic jobs of the client's leader domain, by id. Some of them may
-    not be registered in this client."""
+    """The stored states of all periodic jobs of the client's leader domain, by id. Some of these
+    periodic jobs may not be registered in this client."""

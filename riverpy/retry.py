@@ -54,9 +54,9 @@ def choose_retry_delay(
 ) -> timedelta:
     """Return how long a job waits after a failed attempt.
 
-    The method `next_retry` of its worker decides. If the worker has no such method, or the method
-    returns None, the client's retry policy decides. If the worker or the policy raises an error or
-    returns a negative delay, a warning is logged and `DefaultRetryPolicy` decides.
+    The method `next_retry` of the job's worker decides. If the worker has no such method, or the
+    method returns None, the client's retry policy decides. If the worker or the policy raises an
+    error or returns a negative delay, a warning is logged and `DefaultRetryPolicy` decides.
     """
     try:
         delay = (

@@ -65,7 +65,8 @@ class IntervalSchedule:
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return `after` plus the interval. If a cron expression contains the interval, the
-        fraction of a second of `after` is dropped first."""
+        fraction of a second of `after` is dropped first. None: the result would be after the year
+        9999."""
         if self.expression is not None:
             after = after.replace(microsecond=0)
         try:
@@ -269,8 +270,8 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
 
 
 def format_schedule(schedule: PeriodicSchedule) -> str:
-    """Return the text of a schedule. The database stores it with the periodic job. Equal schedules
-    have the same text in every process."""
+    """Return the text of a schedule. The database stores this text with the periodic job. Equal
+    schedules have the same text in every process."""
     cls = type(schedule)
     has_text = cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__
     return str(schedule) if has_text else cls.__qualname__

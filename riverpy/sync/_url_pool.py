@@ -62,7 +62,7 @@ class _ProcessConnections:
 
 
 class UrlPoolDatabase(BlockingDatabase):
-    """A pool of connections to a URL. It takes the idle connection that was used last. After a
+    """A pool of connections to a URL. A call takes the idle connection that was used last. After a
     fork, the child process opens its own connections."""
 
     def __init__(

@@ -58,9 +58,9 @@ class Client(BlockingWaitMethods):
     documentation applies too. Each call blocks the thread until the server has answered. Threads
     may share a client.
 
-    Most calls take `tx=`: your connection or session, in a transaction. Their effect is visible to
-    others when you commit the transaction. A call without `tx` runs in its own transaction on the
-    client's database.
+    Most calls take `tx=`: your connection or session, in a transaction. The effect of such a call
+    is visible to other sessions when you commit the transaction. A call without `tx` runs in its
+    own transaction on the client's database.
     """
 
     def __init__(

@@ -120,7 +120,8 @@ def _set_sync_to_async_executor(executor: Executor) -> None:
     """Let asgiref's `sync_to_async`, which Django's async ORM uses, run its functions in this
     executor if it is called in the current thread.
 
-    In any other thread, Django would use another connection than the test, and commit."""
+    In any other thread, Django would use another connection than the test, and commit on this
+    connection."""
     if (module := sys.modules.get("asgiref.sync")) is not None:
         module.AsyncToSync.executors.current = executor
 
@@ -131,8 +132,8 @@ async def _adapt_blocking_session(tx: object) -> CallerSession:
 
 
 class CallingThreadSession(CallerSession):
-    """An async adapter of a blocking session. Code in the event loop uses it, and it runs the
-    statements in the thread of the session."""
+    """An async adapter of a blocking session. Code in the event loop uses the adapter, which runs
+    the statements in the thread of the session."""
 
     is_blocking = False
 

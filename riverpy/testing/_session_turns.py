@@ -171,12 +171,12 @@ class SessionTurns:
             self._end_turn(turn)
 
     def _check_undone_commits(self, turn: _Turn) -> None:
-        """Set `error` if the end of a turn undoes commits of other sessions, or would do so.
+        """At the end of a turn, set `error` if the sessions overlapped in a wrong way.
 
-        If the turn was committed with writes, only set `has_committed_inside` of the turns that
-        began before this turn. If the turn was rolled back, set `error` in two cases: another
-        session has committed inside this turn, or a session whose turn began after this turn is
-        still open."""
+        If the turn has written and was committed, only set `has_committed_inside` of the turns that
+        began before it, because their rollback would undo this commit. If the turn was rolled back,
+        set `error` in two cases: a session whose turn began later is still open, or another session
+        has committed inside this turn, so that the rollback undoes the commit."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:
