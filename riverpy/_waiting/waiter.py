@@ -7,7 +7,7 @@ statement.
 The task reads a new job at once. It reads a job again when a notification reports the end of the
 job, when the client listens again after an interruption, and by polling. The first delay between
 polls is 50 ms, and it doubles up to 1 s. The delay is 1 s from the start if notifications arrive
-and the end of the job will be notified.
+and one will be sent when the job ends.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class JobWaiter:
         self._listening = ExitStack()
         self._can_mark_jobs = can_notify
         """Whether the waiter may mark jobs in the database. The client that works a marked job
-        sends a notification when the job ends. False after the database has refused to mark
-        jobs."""
+        sends a notification when the job ends. False if the server does not allow NOTIFY, or has
+        refused to mark jobs."""
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
         self._task = BackgroundTask(
@@ -308,8 +308,9 @@ class JobWaiter:
     async def _read_states(
         self, connection: Transaction, jobs: list[_WaitedJob]
     ) -> list[tuple[_WaitedJob, WaitedJobState | None]]:
-        """Read the states of jobs. If notifications can be received, mark the jobs that were not
-        read before: the client that works a marked job sends a notification when the job ends."""
+        """Read the states of jobs. If notifications can be received, also mark the jobs that were
+        not read before and that no client has claimed. The client that works a marked job sends a
+        notification when the job ends."""
         found: dict[int, WaitedJobState] = {}
         for is_new in (True, False):
             read = waits.job_get_states

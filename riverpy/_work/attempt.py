@@ -115,15 +115,15 @@ class Attempt(Job[Any]):
         stays 0 if the job is released before its start."""
         self.stored_state: str | None = None
         self.stored_row: Sequence[Any] | None = None
-        """The stored row if another session made the job final before this result was stored,
-        otherwise None."""
+        """The row that was read from the database, if another session has ended the job before this
+        result was stored; otherwise None."""
         self.is_result_replaced = False
         self.attempt_store = attempt_store
         self.step_runner: AttemptStepRunner | None = None
         """Runs the steps of the job. None if the code has not used steps so far."""
         self.is_completed_in_transaction = False
-        """Whether the job's code has called `complete_tx`. If its transaction was rolled back, the
-        attempt ends as usual."""
+        """Whether the job's code has called `complete_tx`. If the transaction of that call was
+        rolled back, the attempt ends as usual."""
 
     def get_encoded_values(self) -> Sequence[Any]:
         """Return the claimed row. If `attempted_by` is empty, it is replaced with the id of this

@@ -1,6 +1,6 @@
 """AttemptStore: writes into the rows of running jobs, before their attempts end.
 
-Each write checks the claim key. So it changes nothing if the attempt no longer belongs to this
+Each write checks the claim key. So a write changes nothing if the attempt no longer belongs to this
 client.
 """
 
@@ -138,7 +138,7 @@ class AttemptStore:
         Raises:
             AttemptLostError: the attempt no longer belongs to this client. The transaction stays
                 usable.
-            UniqueConflictError: a completed job has the same unique key.
+            UniqueConflictError: another job has the same unique key.
             TypeError: riverpy does not know the type of `tx`.
         """
         validate_tx(tx)  # None would open a transaction on the client's pool

@@ -57,7 +57,7 @@ PROGRESS_SEND_INTERVAL = 0.1
 """The shortest time between two messages with the progress of a job, in seconds. It protects the
 worker from a job that reports its progress very often."""
 _C_LINE_BUFFERING = 1
-"""C's constant _IOLBF on Linux."""
+"""The value of C's constant _IOLBF (line buffering) on Linux."""
 
 
 class _ChildJob(Job[Any]):

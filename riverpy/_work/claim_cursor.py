@@ -171,7 +171,7 @@ class ClaimCursor:
         until it has enough jobs.
 
         When it is time for a claim from the beginning of the index, the last range is the whole
-        queue. If the ranges before it had enough jobs, the next call returns only the whole queue.
+        queue. If the other ranges had enough jobs, the next call returns only the whole queue.
         """
         if not self._position_by_priority or self._is_whole_queue_claim_overdue:
             return (WHOLE_QUEUE_RANGE,)

@@ -63,8 +63,8 @@ class ClaimingQueue(Protocol):
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
     ) -> bool:
         """Start the claimed jobs. Return whether the queue takes part in the next statement too.
-        The statement requested `limit` jobs and took `seconds` seconds. `is_alone`: whether it was
-        for this queue only."""
+        The statement requested `limit` jobs and took `seconds` seconds. `is_alone`: whether the
+        statement was for this queue only."""
         ...
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:

@@ -80,7 +80,8 @@ class ClientStatusReporter:
             running_attempts: the running jobs.
             get_skipped_rows: returns the rows that the client skips for a while, because statements
                 on these rows fail.
-            has_state_columns: whether the table has columns for the state and for skipped rows.
+            has_state_columns: whether the table `riverpy_client` has columns for the state and for
+                skipped rows.
             supports_domains: whether to write that the client supports leader domains.
         """
         self._running_attempts, self._heartbeat, self._get_skipped_rows = (

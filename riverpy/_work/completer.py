@@ -210,10 +210,11 @@ class Completer:
         self, wait_until_stored: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
         """Store results during the `async with` block. At the end of the block, await
-        `wait_until_stored`, and continue to store the remaining results until it returns.
+        `wait_until_stored`, and continue to store the remaining results until `wait_until_stored`
+        returns.
 
-        `wait_until_stored` receives an event that is set when all results are stored. It must limit
-        its own time, and must not end when its caller is cancelled.
+        `wait_until_stored` receives an event that is set when all results are stored.
+        `wait_until_stored` must limit its own time, and must not end when its caller is cancelled.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_results_until_closed, name="riverpy completer")
@@ -372,7 +373,7 @@ class Completer:
         self._attempts_with_locked_rows += attempts
 
     def _replace_unstorable_result(self, attempt: Attempt, error: Exception) -> None:
-        """Replace a result that the database cannot store with a failure.
+        """Replace a result with a failure, because the database cannot store the result.
 
         If the database refuses only a character of the error text, keep the result, and convert its
         error text to ASCII.

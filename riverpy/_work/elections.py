@@ -76,8 +76,8 @@ class ElectionManager:
 
     @property
     def standby_lease_names(self) -> list[str]:
-        """The names of the leader leases for which this client stands by. It would acquire them if
-        they were free."""
+        """The names of the leader leases for which this client stands by: it would acquire these
+        leases if they were free."""
         elections = self.maintenance_elections
         return [name for one in elections for name in one.lease_engine.standby_lease_names]
 

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker, Workers
 
 TASK_START_DELAY_MAX = 0.1
-"""If the task of a job starts to run later than this many seconds after its creation, it first
-checks whether the client may still work jobs."""
+"""If the task of a job starts to run later than this many seconds after its creation, the task
+first checks whether the client may still work jobs."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """The timeout of the user's error handler, in seconds."""
 CANCEL_GRACE_PERIOD_MAX = 2.0

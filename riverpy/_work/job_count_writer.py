@@ -168,8 +168,8 @@ class JobCountWriter:
                 await self.write_counts(LAST_WRITE_TIMEOUT)
 
     async def write_counts(self, timeout: float) -> None:
-        """Write what was counted since the last write, if anything was. The write may take
-        `timeout` seconds."""
+        """Write what was counted since the last write. Do nothing if there is nothing to write. The
+        write may take `timeout` seconds."""
         counts, now = self._collector.take_counts(), time.monotonic()
         # The counts are stored for the minute that contains the middle of the time since the last
         # write. `age` is the time from this middle until now.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.passwords import PasswordSource
 
 RELEASE_TIMEOUT = 2.0
-"""The timeout of the release, in seconds. It includes the connect and all statements."""
+"""The timeout of the release, in seconds. It includes opening the connection and all statements."""
 STATEMENT_TIMEOUT = "500ms"
 """The `statement_timeout` of the connection. It is short, so that one slow row does not use up
 `RELEASE_TIMEOUT`."""

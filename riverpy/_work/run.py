@@ -95,8 +95,9 @@ class ClientRun:
     """One run of a client. `stop` and `stop_hard` may be called at any time, even before `run`."""
 
     def __init__(self, client: ClientParts, *, abandoned_claim_keys: frozenset[ClaimKey]) -> None:
-        """Create the parts. Call this in the task that executes `run`. `abandoned_claim_keys` are
-        attempts of earlier runs in this process whose code may still be running."""
+        """Create the parts of the run. Call this in the task that executes `run`.
+        `abandoned_claim_keys` are the claim keys of attempts of earlier runs in this process whose
+        code may still be running."""
         self._client, self._config = client, client.config
         config = client.config
         self.state: Literal["starting", "working", "stopping", "stopped"] = "starting"
@@ -166,8 +167,8 @@ class ClientRun:
         )
 
     def _make_lease_report(self) -> LeaseReport | None:
-        """Return the report about leases for a heartbeat. None: the database has no column for
-        it."""
+        """Return the report about leases for a heartbeat. None: the database has no column for the
+        report."""
         if LEASE_REPORTS_MIGRATION not in self._riverpy_schema_versions:
             return None
         leases, elections = self._client.leases, self._election_manager

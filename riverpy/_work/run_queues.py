@@ -218,8 +218,8 @@ class RunQueueManager:
 
     async def _wait_for_unfinished_work(self, producer: Producer) -> None:
         """Wait until the jobs of a stopped producer have ended and their results are stored. The
-        wait includes jobs of earlier producers of the same queue. It ends early if the run ends. A
-        job that removes its own queue does not wait for itself."""
+        wait includes jobs of earlier producers of the same queue. The wait ends early if the run
+        ends. A job that removes its own queue does not wait for itself."""
         undrained = [one for one in self._undrained_producers if one.running_job_count]
         producers = [producer, *(one for one in undrained if one.queue == producer.queue)]
         for one in producers:
