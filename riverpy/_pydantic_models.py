@@ -76,8 +76,8 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
 
 
 def _find_keys_of_unwritable_part(value: Any) -> list[str | int]:
-    """Return the keys that lead to the part that pydantic cannot write. To find it, let pydantic
-    write each part alone."""
+    """Return the keys that lead to the part that pydantic cannot write. To find this part, let
+    pydantic write each part alone."""
     cls = cast("type[Any]", type(value))
     if getattr(cls, "__pydantic_root_model__", False):
         return _find_keys_of_unwritable_part(value.root)

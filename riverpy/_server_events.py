@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 
 SERVER_STOP_POLL_INTERVAL = 0.5
-"""Seconds between two checks whether the web server is stopping. Open event streams and running
-checks of the dashboard poll this, so that they end in time."""
+"""The interval, in seconds, of the checks whether the web server is stopping. Open event streams of
+a web server, and runs of doctor's checks in the dashboard, make these checks, so that they end in
+time."""
 
 
 def encode_server_sent_event(name: str, data: bytes, event_id: str | None = None) -> bytes:

@@ -136,7 +136,7 @@ class SkippedRows(Generic[RowT]):
         )
 
     def remove_row(self, key: Hashable) -> None:
-        """Remove a row, because a statement with it succeeded or the row no longer exists."""
+        """Remove a row, because a statement for this row succeeded or the row no longer exists."""
         self._rows_by_key.pop(key, None)
 
     def make_all_rows_due(self) -> None:

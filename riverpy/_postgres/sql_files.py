@@ -146,7 +146,9 @@ def splice_schema(text: str, schema: str | None) -> str:
 
 @cache
 def load_statements(file: str) -> dict[str, str]:
-    """Return the blocks of `sql/queries/<file>.sql` by name, without their comment lines."""
+    """Return the blocks of `sql/queries/<file>.sql`, without their comment lines. The key is the
+    name of the block. A block with a line `-- queues: column` is in the result three times, also
+    under its name with `_in_queues` and with `_except_queues`."""
     parts = _STATEMENT_NAME_PATTERN.split(
         sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
     )

@@ -90,17 +90,18 @@ class DomainMap:
         return [member for member in self.live_members if member.domain == domain]
 
     def has_leader_for_orphaned_queues(self) -> bool:
-        """Return whether a client maintains the orphaned queues. A queue is orphaned if its domain
-        has no live client. The leader of `default` maintains these queues if it is a riverpy
-        client. Otherwise the holder of the lease `@schema` maintains them."""
+        """Return whether a client maintains the orphaned queues. A queue is orphaned if no client
+        of its domain has written a heartbeat for ten minutes. The leader of `default` maintains
+        these queues if it is a riverpy client. Otherwise the holder of the lease `@schema`
+        maintains them."""
         leader = self.current_leader(DEFAULT_DOMAIN)
         return self.has_leader(SCHEMA_LEASE_NAME) or (
             leader is not None and leader.is_riverpy_client
         )
 
     def unmaintained_queues_by_domain(self, queues: Iterable[str]) -> dict[str, list[str]]:
-        """Return those of `queues` that no leader maintains. The key is the domain whose leader is
-        missing."""
+        """Return those of `queues` that no leader maintains, as lists. The key of a list is the
+        domain whose leader is missing."""
         owners = {row.queue: row for row in self.queue_owners}
         found: dict[str, list[str]] = {}
         for queue in queues:

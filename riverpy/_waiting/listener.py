@@ -60,7 +60,7 @@ class SharedListener:
             make_notifier: makes the listener's own notifier (the object that listens on a
                 connection). It is used while the client works no jobs. The function returns None if
                 the client's settings forbid LISTEN.
-            outage_tracker: records when the own notifier cannot connect.
+            outage_tracker: records that the listener's own notifier could not connect.
         """
         self._make_notifier = make_notifier
         self._outage_tracker = outage_tracker
@@ -156,7 +156,7 @@ class SharedListener:
             try:
                 with StopScope() as scope:
                     await notifier.run(scope, task_status=anyio.TASK_STATUS_IGNORED)
-            # the own notifier failed to connect for the first time
+            # the notifier could not open its first connection
             except (*DATABASE_ERRORS, ConfigError) as error:
                 self._outage_tracker.record_loss(notifier.name, error)
             except Exception:  # a bug of riverpy: until the next try, the subscribers poll

@@ -238,8 +238,8 @@ class DemoRun:
 
 
 def _read_unchanged_files(sampled_jobs: Sequence[Record], since: float) -> dict[int, bytes]:
-    """Return the contents, by job id, of the sampled files that have not changed since the time
-    `since`."""
+    """Return the contents of those sampled files that have not changed since the time `since`. The
+    key is the id of the job."""
     contents: dict[int, bytes] = {}
     for job_id, name in sampled_jobs:
         path = Path(name)

@@ -140,7 +140,8 @@ class DatabaseSnapshot:
     is_notification_queue_full: bool = False
     """Whether the server's notification queue is so full that riverpy sends no notifications."""
     damaged_job_errors: dict[int, str] = field(default_factory=dict[int, str])
-    """The server's errors for the jobs that it could not read, by job id."""
+    """The jobs that the server could not read. The key is the job id, the value is the server's
+    error."""
     cached_results: dict[object, Any] = field(default_factory=dict[object, Any])
     """The results of the methods that read the database only once."""
 

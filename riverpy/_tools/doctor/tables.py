@@ -201,7 +201,7 @@ def _find_missing_privileges(
     relations: Mapping[str, RelationPrivilegesRow], needed_privileges: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """Return the privileges that the role needs and does not have, in the syntax of GRANT, for
-    example `SELECT, INSERT on river_job`. Tables that do not exist are left out."""
+    example `SELECT, INSERT on river_job`. Tables and sequences that do not exist are left out."""
     found: list[str] = []
     for name, privileges in needed_privileges.items():
         row = relations.get(name)

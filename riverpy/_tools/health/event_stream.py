@@ -32,9 +32,8 @@ QUERY_PARAMETERS = ("event", "kind", "lease", "queue", "state")
 than once.
 
 The server sends a line only if, for each parameter in the request, the line has one of the
-requested values. Lines about a queue have no kind and no state, and lines about a lease have no
-kind, queue and state. So, for example, a request with `kind` receives no lines about queues or
-leases.
+requested values. Lines about a queue have no kind and no state. Lines about a lease have no kind,
+queue or state. So, for example, a request with `kind` receives no lines about queues or leases.
 """
 
 

@@ -201,7 +201,8 @@ def _unlabelled_metric(
 def _labelled_metric(
     name: str, metric_type: str, help_text: str, label_name: str, values: Mapping[str, SampleValue]
 ) -> Iterator[str]:
-    """Yield a metric with one label. `values` maps each value of the label to its sample."""
+    """Yield a metric with one label. It has one sample for each value of the label. `values` maps
+    the values of the label to the values of the samples."""
     samples = (({label_name: key}, value) for key, value in values.items())
     return metric_lines(name, metric_type, help_text, samples)
 

@@ -53,9 +53,9 @@ class RestartCounts(NamedTuple):
     """The number of times that a process was replaced, for each reason."""
 
     limit: int = 0
-    """Restarts because the process had reached one of its limits."""
+    """The number of restarts after a process reached one of its limits."""
     failure: int = 0
-    """Restarts because the process had ended for another reason."""
+    """The number of restarts after a process ended for another reason."""
 
 
 class SharedProcessSlotState:

@@ -112,8 +112,8 @@ class WorkerProcess:
 
     @property
     def exit_timeout(self) -> float:
-        """The timeout of a soft stop, in seconds: how long the supervisor waits for the end of the
-        process."""
+        """How long the supervisor waits for the end of the process after it has requested a soft
+        stop, in seconds. Infinity: no limit."""
         status = self._status
         if status is None:
             return self.hard_stop_exit_timeout
@@ -125,8 +125,8 @@ class WorkerProcess:
 
     @property
     def hard_stop_exit_timeout(self) -> float:
-        """The timeout of a hard stop, in seconds: how long the supervisor waits for the end of the
-        process."""
+        """How long the supervisor waits for the end of the process after it has requested a hard
+        stop, in seconds."""
         if self._status is None:
             return HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + EXIT_MARGIN
         return self._status.hard_stop_timeout + EXIT_MARGIN

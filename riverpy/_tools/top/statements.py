@@ -42,8 +42,8 @@ class RunningJobsRow(NamedTuple):
 
 
 class QueueJobCountsRow(NamedTuple):
-    """The numbers of unfinished jobs of one queue. At most `count_limit` jobs of each state are
-    counted (an argument of `read_queue_job_counts`)."""
+    """The numbers of unfinished jobs of one queue. The argument `count_limit` of
+    `read_queue_job_counts` limits how many jobs of each state are counted."""
 
     name: str
     is_paused: bool
@@ -56,15 +56,15 @@ class QueueJobCountsRow(NamedTuple):
     oldest_due_at: datetime | None
     """The time at which the oldest due job became due; None: no job is due."""
     started_attempts: int
-    """The number of attempts of unfinished jobs that started after the `window_start` of the
-    statement."""
+    """The number of attempts of unfinished jobs that started after `window_start`, an argument of
+    `read_queue_job_counts`."""
     failed_attempts: int
-    """The number of attempts of unfinished jobs that failed after the `window_start` of the
-    statement."""
+    """The number of attempts of unfinished jobs that failed after `window_start`, an argument of
+    `read_queue_job_counts`."""
 
 
 class EndedJobsRow(NamedTuple):
-    """The numbers of jobs of one queue that ended recently, i.e. after `window_start`."""
+    """The numbers of jobs of one queue that ended after `window_start`."""
 
     window_start: datetime
     """The start of the time window in which jobs are counted."""
