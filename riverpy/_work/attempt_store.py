@@ -68,9 +68,9 @@ class AttemptStore:
         events: RunningJobEventPublisher,
         client_id: str,
     ) -> None:
-        """`transaction` opens a savepoint in the caller's transaction that it receives. If it
-        receives None, it opens a transaction on the client's pool. `client_id` is the id under
-        which the client claims jobs."""
+        """`transaction` opens a savepoint in the caller's transaction that it receives. For None, a
+        transaction is opened on the client's pool. `client_id` is the id under which the client
+        claims jobs."""
         self._transaction, self._schema = transaction, schema
         self.events = events
         self.client_id = client_id

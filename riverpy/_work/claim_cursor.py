@@ -104,8 +104,8 @@ class SlowQueueFinder:
     For this, the client sends separate claims, one for each queue, and this class compares their
     durations. A queue is slow if its claim takes longer than the claims of other queues. If the
     separate claims take no longer in total than one claim of all queues, all queues count as slow,
-    and separate claims cost no more time. If they take longer, and no queue differs from the
-    others, the whole machine is busy, and separate claims do not help.
+    because separate claims then cost no more time. If they take longer, and no queue differs from
+    the others, the whole machine is busy, and separate claims do not help.
     """
 
     def __init__(self) -> None:

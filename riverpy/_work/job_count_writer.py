@@ -142,8 +142,8 @@ class JobCountWriter:
         self._collector = JobCountCollector(context.counters)
         self._unwritten: list[JobCounts] = []
         """The counts of the last write, if that write certainly failed. Only the next write
-        includes these counts. If that write fails too, they are lost, so that the first write after
-        an outage does not add the counts of many minutes to one minute."""
+        includes these counts. If that write fails too, these counts are lost, so that the first
+        write after an outage does not add the counts of many minutes to one minute."""
         self._taken_at = time.monotonic()
         self._delay_after_minute = random.uniform(0, DELAY_AFTER_MINUTE_MAX)  # noqa: S311 (no secret)
         self._is_running = False
