@@ -111,8 +111,8 @@ _IGNORABLE_PARAMETER_VALUES: Mapping[str, frozenset[str] | None] = {
     "tcp_user_timeout": None,
     "uselibpqcompat": None,
 }
-"""Parameters that asyncpg does not support. Each has the values that riverpy can ignore. None: all
-values."""
+"""Parameters that asyncpg does not support, each with the values that riverpy can ignore. None:
+riverpy can ignore all values."""
 _CHANNEL_BINDING_REMEDY = (
     "asyncpg does not support channel binding, which protects from another server in the middle: "
     "use sslmode=verify-full&sslrootcert=system instead, which verifies the server's certificate "
@@ -198,7 +198,7 @@ def mask_passwords(text: str) -> str:
 
 def _mask_password_before_at(word: str) -> str:
     """Mask a password before an `@`. A password may contain an `@`, so everything between the colon
-    behind the user and the last `@` is masked."""
+    after the user and the last `@` is masked."""
     for pattern in _USER_BEFORE_PASSWORD_PATTERNS:
         end = word.rfind("@")
         login = pattern.search(word, 0, max(end, 0))

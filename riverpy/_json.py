@@ -2,7 +2,8 @@
 River's.
 
 A Struct or dataclass is encoded like a Go struct (fields in declared order), a dict like a Go map
-(keys sorted). For a value that jsonb cannot store, ArgsError is raised with its path. The types:
+(keys sorted). For a value that jsonb cannot store, ArgsError is raised with the path of the value.
+The types:
 
     str, bool, None     as Go does: <, >, &, U+2028 and U+2029 are escaped
     int                 decimal, exact; refused beyond the range of a float
@@ -307,7 +308,7 @@ class _Field(NamedTuple):
     json_key_prefix: str
     """The encoded key and a colon."""
     default: object = msgspec.NODEFAULT
-    """A field with this value is left out of the JSON text. NODEFAULT: no value but UNSET is left
+    """A field with this value is left out of the JSON text. NODEFAULT: only the value UNSET is left
     out."""
 
     def should_omit(self, value: object) -> bool:

@@ -28,7 +28,8 @@ def make_decoder(cls: type[T]) -> Callable[[str], T]:
 
     Raises:
         NameError: an annotation cannot be resolved.
-        TypeError: the type, or the type of a field, cannot be decoded. The text names the field.
+        TypeError: the type, or the type of a field, cannot be decoded. The error text names the
+            field.
     """
     if is_model_class(cls):
         return make_model_decoder(cls)
@@ -157,8 +158,8 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
             if isinstance(info, inspect.StructType) and info.tag is not None:
                 types.insert(0, inspect.AnyType())
             # `items` may have more or fewer elements than `types`. Elements without a type stay
-            # unchanged. If the class does not allow this number of elements, msgspec raises an
-            # error with the path.
+            # unchanged. If the type does not allow this number of elements, msgspec raises an error
+            # with the path.
             return [*map(_convert_durations, items, types), *items[len(types) :]]
         case _:
             return value

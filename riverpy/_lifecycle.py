@@ -83,7 +83,8 @@ class StopScope:
         return self._own_cause or (self._parent.cause if self._parent else None)
 
     def stop(self, cause: StopCause) -> None:
-        """Record the cause, then cancel the scope. If there is a cause already, it is kept."""
+        """Record the cause, then cancel the scope. If another cause was recorded before, the
+        earlier cause is kept."""
         self._own_cause = self._own_cause or cause
         self.cancel(cause.value)
 
@@ -132,8 +133,8 @@ class Service(Protocol):
     name: str
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Run until the service is stopped. Call `task_status.started()` when it has started. If it
-        cannot start, raise an error before that call."""
+        """Run until the service is stopped. Call `task_status.started()` when the service has
+        started. If the service cannot start, raise an error before this call."""
         ...
 
 

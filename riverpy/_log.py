@@ -25,7 +25,7 @@ _LOG_RECORD_ATTRIBUTES = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *("message", "asctime", "taskName"),
 }
-"""The attributes that each record of `logging` has. Extra attributes may not have these names."""
+"""The attributes that each record of `logging` has. Extra attributes must not have these names."""
 
 
 class LogEventWriter(Protocol):
@@ -190,7 +190,8 @@ class RateLimitedLog(Log):
 
 
 class RepeatedFailureLog:
-    """Logs a failure that repeats: the first time at its level, then at debug until a success."""
+    """Logs a failure that repeats: the first time at the level of the failure, then at level debug
+    until a success."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -218,7 +219,7 @@ class RepeatedFailureLog:
             level: the level of the first failure.
             cause: the cause of the failure. If it differs from the last cause, the failure is
                 logged at `level` again.
-            is_cause_logged: whether another event has reported the cause. Then this failure is
+            is_cause_logged: whether another event has reported the cause. If True, this failure is
                 logged at debug.
             exc_info: an error whose traceback is logged, except at level debug.
             **keys: the keys of the event.

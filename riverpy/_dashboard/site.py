@@ -42,7 +42,7 @@ class VisibleArgs(NamedTuple):
     json_text: str | None
     """The args as JSON text. None: the user may not see them."""
     note: str = ""
-    """Why the args are hidden or changed. Empty: they are neither."""
+    """Why the args are hidden or changed. Empty: the args are shown unchanged."""
 
 
 class Site:

@@ -25,7 +25,7 @@ STATUS_PAUSE_MAX = 10.0
 slow, because pages must soon show that the database does not answer."""
 TABLE_CHECK_INTERVAL = 60.0
 """The time in seconds after which the cache checks again which tables exist. A migration may have
-added some."""
+added tables."""
 
 
 class StatusCache:
@@ -38,8 +38,8 @@ class StatusCache:
         self._statements: StatusReaderOnConnection | None = None
         self._status: OverallStatus | None = None
         self._error: Exception | None = None
-        """The error of the last read. Requests that wait for the read receive it too. Otherwise
-        each of them would wait for a database that does not answer."""
+        """The error of the last read. Requests that wait for the read receive this error too.
+        Otherwise each of them would wait for a database that does not answer."""
         self._expires_at = self._tables_expire_at = 0.0
         self._read_began_at = self._changed_at = 0.0
         """`_read_began_at` is the start of the last read. `_changed_at` is the time of the last
@@ -61,8 +61,8 @@ class StatusCache:
             return self._status
 
     def invalidate_before(self, changed_at: float) -> None:
-        """Do not use a status whose read began before `changed_at`. This is the monotonic time of a
-        change in the database."""
+        """Do not use a status whose read began before `changed_at`, the monotonic time of a change
+        in the database."""
         self._changed_at = max(self._changed_at, changed_at)
 
     async def _renew(self) -> OverallStatus:

@@ -95,7 +95,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             listener: the connection for LISTEN.
             schema: the schema of River's tables. None: the search path decides.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
-                these statements.
+                the statements of the follower.
         """
         super().__init__()
         self._get_open_pool, self._connection, self._listener = get_open_pool, connection, listener
@@ -183,8 +183,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 await self._announced.wait()
 
     async def stop(self) -> None:
-        """End all subscriptions and watches. Called when the client closes. The follower cannot be
-        used again."""
+        """End all subscriptions and watches. The client calls this when it closes. The follower
+        cannot be used again."""
         self._is_stopped = True
         self.close()
         for readers in self._readers_by_id.values():

@@ -33,7 +33,8 @@ class FleetOutbox:
         other event waits."""
         self._wake_sender = wake_sender
         self._waiting_events: deque[tuple[datetime, Callable[[], EventMessage]]] = deque()
-        """The time of each event, and the function that makes its message when it is sent."""
+        """The time of each event, and the function that makes the event's message when the event is
+        sent."""
         self.filters: list[FollowFilter] = []
         """The filters of all followers. An event that matches no filter is not added."""
         self.dropped_count = 0
@@ -73,7 +74,7 @@ class FleetOutbox:
         self.add_event(event, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id)
 
     def clear(self) -> None:
-        """Drop all events. Called when no client follows any more."""
+        """Drop all events. The publisher calls this when no client follows this client any more."""
         self._waiting_events.clear()
         self.dropped_count = 0
 

@@ -40,7 +40,7 @@ SEND_INTERVAL = 0.02
 EVENTS_PER_SECOND_MAX = 2_000
 """The maximum number of events that a client sends per second."""
 SEND_TIMEOUT = 2.0
-"""The timeout of a statement that sends events, in seconds. If it expires, the events are
+"""The timeout of a statement that sends events, in seconds. If this timeout expires, the events are
 dropped."""
 SEND_RETRY_DELAY = 1.0
 """The delay in seconds before the client sends events again after a failed statement."""

@@ -552,7 +552,7 @@ class Inserter:
         return len(rows)
 
     def _log_notification_queue_state(self, queues: list[str], notified_count: int) -> None:
-        """Log that the server's notification queue has become full, or is no longer full. It is
-        full if fewer job queues were notified than `queues` contains."""
+        """Log that the server's notification queue has become full, or is no longer full. The
+        notification queue is full if fewer job queues were notified than `queues` contains."""
         if queues:
             self._notification_queue_log.log_queue_state(is_full=notified_count < len(queues))

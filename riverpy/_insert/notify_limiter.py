@@ -33,7 +33,7 @@ class NotifySelection(NamedTuple):
     overdue_queues: list[str]
     """Those of `notified_queues` whose notification was overdue (see `NotifyLimiter`)."""
     started_at: float
-    """The monotonic time before the statement is sent, in seconds."""
+    """The monotonic time just before the statement is sent, in seconds."""
 
     @property
     def queues_to_notify(self) -> QueuesToNotify:
@@ -63,8 +63,8 @@ class NotifyLimiter:
         self._sent_at_by_queue: dict[str, float] = {}
         """For each queue, the start time of the last successful statement that notified it."""
         self.overdue_queues: dict[str, None] = {}
-        """The queues whose notification is overdue. They must be notified even if no further job is
-        inserted."""
+        """The queues whose notification is overdue. These queues must be notified even if no
+        further job is inserted."""
 
     def select_queues(
         self, queues: Iterable[str], *, counts_running_statements: bool = True

@@ -119,7 +119,7 @@ class SharedStatementSender:
         self._used_at = 0.0
         """The monotonic time at which the connection was made, or its last statement ended."""
         self._connect_error: Exception | None = None
-        """The error of the last attempt to connect. None: it succeeded."""
+        """The error of the last attempt to connect. None: the attempt succeeded."""
         self._backlog = InsertBacklog()
         self._task: asyncio.Task[None] | None = None
         """The task that sends statements. It runs while calls wait."""
@@ -207,7 +207,7 @@ class SharedStatementSender:
 
     def notify_overdue_queues_soon(self) -> None:
         """Start a timer for a statement that notifies the overdue queues. If an insert notifies
-        them earlier, the statement is not needed."""
+        these queues earlier, the statement is not needed."""
         if self._notify_limiter.overdue_queues and self._overdue_timer is None:
             self._overdue_timer = asyncio.get_running_loop().call_later(
                 OVERDUE_NOTIFICATION_DELAY, self._start_task_for_overdue_queues
@@ -471,8 +471,8 @@ class SharedStatementSender:
         return is_abandoned and self._task is not None and self._task.uncancel() == 0
 
     async def _notify_overdue_queues(self) -> None:
-        """Notify the overdue queues with a separate statement. If it fails, polling finds their
-        jobs."""
+        """Notify the overdue queues with a separate statement. If this statement fails, clients
+        find the jobs of these queues by polling."""
         self._should_notify_now = False
         connection = self._get_open_connection()
         selection = self._notify_limiter.select_queues(())
@@ -558,7 +558,8 @@ def _set_results(calls: list[InsertCall], results: list[InsertResult]) -> None:
 
 
 def _make_connection_lost_error(error: BaseException) -> Exception:
-    """Return the error for a statement whose connection was lost. It may have committed."""
+    """Return the error for a statement whose connection was lost. The statement may have
+    committed."""
     if not isinstance(error, Exception):
         return ConnectionError(
             f"the client was closed during the insert, and {_MAY_BE_STORED_TEXT}"

@@ -69,8 +69,8 @@ class DomainQueueReader:
             domain: the domain of the leader, or the name of the schema lease. The holder of the
                 schema lease maintains only orphaned queues.
             has_notifications: whether `forget_queue_owners` is called when owners change.
-            contact_duration: returns how long this process has had contact with the server without
-                a break.
+            contact_duration: returns for how many seconds this process has had contact with the
+                server without a break.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._domain = domain

@@ -1,7 +1,7 @@
 """Election: one client's attempts to become the leader, and its work as the leader.
 
-A term is the client's time as leader. It always ends in this order: the client publishes that it is
-not the leader any more, its services stop, and the lease is released. So the services of two
+A term is the client's time as leader. A term always ends in this order: the client publishes that
+it is not the leader any more, its services stop, and the lease is released. So the services of two
 leaders do not run at the same time. If a service does not stop, the lease is not released but
 expires.
 """
@@ -41,7 +41,7 @@ number of seconds."""
 
 class Election:
     """Acquires the lease of a leader, and runs the leader's work until the term (the time as
-    leader) ends. Then it takes part in the election again."""
+    leader) ends. Then the client takes part in the election again."""
 
     name = "leader election"
 
@@ -88,7 +88,7 @@ class Election:
                 raise
 
     async def close(self, timeout: float) -> bool:
-        """Stop the work of the last term, and wait for at most `timeout` seconds. Returns whether
+        """Stop the work of the last term, and wait for at most `timeout` seconds. Return whether
         the work has ended."""
         task = self._lease_task
         if task is None:

@@ -131,8 +131,8 @@ class DomainMembership:
             self._owner_by_moved_queue.pop(queue, None)
 
     async def _join_domain_with_queues(self, queues: Iterable[str]) -> None:
-        """Claim these queues. First wait until it is known whether clients of the other domains
-        that own them are alive."""
+        """Claim these queues. If another domain owns one of the queues, first wait until this
+        client knows which clients of that domain are alive."""
         wanted = sorted(set(queues))
         observer = HeartbeatObserver(self._timer)
         dead_after = self._config.dead_after.total_seconds()

@@ -260,8 +260,8 @@ class LeaseEngine:
 
     @asynccontextmanager
     async def hold(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
-        """Wait for a lease, then run the `async with` block under it. The block is cancelled when
-        the lease ends.
+        """Wait for a lease, then run the `async with` block while the lease is held. The block is
+        cancelled when the lease ends.
 
         Raises:
             LeaseLostError: the lease ended before the block ended.
@@ -520,7 +520,8 @@ class LeaseEngine:
             return False
 
     def _signal_state_change(self) -> None:
-        """Wake tasks that wait for a state change. Without callers, mark the connection as idle."""
+        """Wake tasks that wait for a state change. If no caller waits for a lease, mark the
+        connection for attempts as idle."""
         event, self._state_change_event = self._state_change_event, asyncio.Event()
         event.set()
         if not self._wake_events:

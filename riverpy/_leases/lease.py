@@ -35,7 +35,8 @@ RELEASE_REQUESTED_REASON = "another process requested it"
 FENCE_REFUSED_REASON = "the database refused its fence"
 LAG_COUNT_MAX = 2**63 - 1
 LAG_SECONDS_MAX = timedelta.max // timedelta(seconds=1)
-"""The largest count, and the largest age in seconds, that `Lease.report_lag` accepts."""
+"""`LAG_COUNT_MAX` is the largest count, and `LAG_SECONDS_MAX` the largest age in seconds, that
+`Lease.report_lag` accepts."""
 _SERIALIZATION_FAILURE = "40001"
 
 

@@ -98,8 +98,8 @@ class LeaseTask:
 
 
 def error_log_keys(error: BaseException) -> dict[str, Any]:
-    """Return the log keys for an error that work under a lease raised. They include a traceback,
-    except for an outage of the database and for a lost lease."""
+    """Return the log keys for an error that work under a lease raised. The keys include a
+    traceback, except for an outage of the database and for a lost lease."""
     keys: dict[str, Any] = {"error": describe_error(error)}
     if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
         keys["exc_info"] = error

@@ -1,6 +1,7 @@
 """MaintenanceBatchRunner: sends rows to the database in batches, for a maintenance service. A row
 is for example the id of a job to delete. Each batch is one transaction, with as many rows as its
-time limit allows. The transaction fails if the leader's term (its time as leader) has ended.
+time limit allows. The transaction fails if the leader's term (the client's time as leader) has
+ended.
 
 A row that the database refuses, or that takes longer than the time limit, is skipped: it is retried
 later, alone, and does not delay other rows.
@@ -132,7 +133,7 @@ class MaintenanceBatchRunner(Generic[Row]):
             FencedOutError: the term has ended.
             Exception: one of DATABASE_ERRORS that no row has caused.
         """
-        # A run that failed may have left rows. This run reads them again.
+        # An earlier run that failed may have left unsent rows. This run reads these rows again.
         self._batch_sender.discard_unsent_rows()
         for row in rows:
             self._batch_sender.add_row(row)

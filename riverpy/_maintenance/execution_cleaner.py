@@ -1,5 +1,5 @@
-"""RunOnceKeyCleaner: deletes expired keys of `Client.run_once`, which runs code only once for each
-key."""
+"""RunOnceKeyCleaner: deletes the expired keys of `Client.run_once`, `run_at_most_once` and
+`run_at_least_once`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ RUN_INTERVAL = 3600.0
 
 
 class RunOnceKeyCleaner(MaintenanceService):
-    """Deletes the expired keys of `Client.run_once` in the whole schema. A key is stored so that
-    code runs only once for it. Two leaders may delete keys at the same time."""
+    """Deletes the expired keys of `Client.run_once` and its variants in the whole schema. While a
+    key is stored, code with this key does not run again. Two leaders may delete keys at the same
+    time."""
 
     name = "execution cleaner"
 

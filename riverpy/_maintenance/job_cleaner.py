@@ -132,7 +132,7 @@ class JobCleaner(MaintenanceService):
         for rule in rules:
             if rule.state.value in states:
                 await self._delete_jobs_of_rule(rule)
-        await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
+        await self.batch_runner.send_in_batches(())  # sends skipped rows whose retry is due
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     def _reset_read_positions_hourly(self, rules: Sequence[RetentionRule]) -> None:

@@ -53,7 +53,7 @@ class JobExpirer(MaintenanceService):
             for within in queues.make_statement_filters():
                 if not await self._cancel_expired_jobs_in_queues(within):
                     break
-            await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
+            await self.batch_runner.send_in_batches(())  # sends skipped rows whose retry is due
         finally:
             if self._cancelled_job_count:
                 self.log.info(EXPIRED_JOBS_CANCELLED, count=self._cancelled_job_count)

@@ -168,7 +168,7 @@ class JobRescuer(MaintenanceService):
         if now >= self._next_stuck_job_search_at:
             await self._rescue_stuck_jobs(filters)
             self._next_stuck_job_search_at = now + self._stuck_job_search_interval
-        await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
+        await self.batch_runner.send_in_batches(())  # sends skipped rows whose retry is due
         return min(seconds_until_next, self._next_stuck_job_search_at - now)
 
     # -- jobs of dead clients, found by their heartbeats

@@ -3,8 +3,8 @@
 A slot is a time of a schedule at which a job is due. The server's clock decides which slots are
 due. The row of a periodic job stores its next slot. The transaction that inserts the job of a slot
 also moves the row to the next slot, if no other session has changed the row. So no slot is lost,
-and no slot gets two jobs. A periodic job that fails keeps its slot and is retried later. It does
-not delay other periodic jobs.
+and no slot gets two jobs. A periodic job that fails keeps its slot and is retried later. Its
+retries do not delay other periodic jobs.
 """
 
 from __future__ import annotations
