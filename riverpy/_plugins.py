@@ -47,8 +47,8 @@ class ProcessWidePlugin(Protocol):
         ...
 
     def around_blocking_job(self) -> AbstractContextManager[None]:
-        """Return a context manager around a blocking job. riverpy enters it in the thread that runs
-        the job."""
+        """Return a context manager in which riverpy runs a blocking job. riverpy enters it in the
+        thread that runs the job."""
         ...
 
     def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
@@ -62,8 +62,8 @@ middleware."""
 
 
 def add_process_wide_plugin(plugin: ProcessWidePlugin) -> None:
-    """Add a process-wide plugin, unless there already is one of its class. Clients that already run
-    do not use it."""
+    """Add a process-wide plugin, unless a plugin of the same class was added before. Clients that
+    are already running do not use the new plugin."""
     if not any(type(one) is type(plugin) for one in process_wide_plugins):
         process_wide_plugins.append(plugin)
 
@@ -132,8 +132,8 @@ def check_worker_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) 
 
 
 def _read_class_variable(args_class: object, name: str) -> Sequence[Any]:
-    """Return the class variable `name` of an args class, or an empty list. A field of this name is
-    an ordinary arg, and is not returned."""
+    """Return the class variable `name` of an args class, or an empty list. If the class has a field
+    of this name, the field is an ordinary arg of the job, so the list is empty."""
     fields: tuple[str, ...] = getattr(args_class, "__struct_fields__", ())
     if isinstance(args_class, type) and dataclasses.is_dataclass(args_class):
         fields = tuple(field.name for field in dataclasses.fields(args_class))

@@ -73,8 +73,8 @@ before it stops. It tries this for at most this number of seconds."""
 LEFTOVER_DROP_RETRY_DELAY = 0.1
 """Seconds between two attempts to drop the leftover indexes of an interrupted rebuild."""
 REINDEX_LOCK_RETRY_DELAY = 5.0
-"""Seconds until the next attempt to acquire the lock of reindexers, while another session holds it.
-The server needs a moment to release the lock of a killed process."""
+"""While another session holds the lock of reindexers: seconds until the next attempt to acquire the
+lock. After a process was killed, the server needs a moment to release its lock."""
 CLOCK_READ_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock, in seconds."""
 REBUILD_POSTPONEMENT_DAYS = (1, 2, 4)

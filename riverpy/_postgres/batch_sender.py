@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
 
 FAST_BATCH_TIME_FRACTION = 1 / 4
-"""If a full batch takes less than this fraction of the time limit, the size of the next batch is
-doubled."""
+"""If a full batch takes less than this fraction of the statement timeout, the size of the next
+batch is doubled."""
 ROW_BY_ROW_BATCH_SIZE_MAX = 100
 """A failed batch of at most this many rows is sent again row by row."""
 ROW_BY_ROW_SELECTION_SIZE_MAX = 10
@@ -91,7 +91,7 @@ class RepeatedErrorDetector:
         self, error: Exception, *, is_retry: bool = False
     ) -> bool:
         """Record the error. Return whether a row may be the cause. `is_retry`: the statement has a
-        single row, which has failed alone before."""
+        single row, which has failed in a statement of its own before."""
         if not isinstance(error, DATABASE_ERRORS):
             return False
         cause = find_error_cause(error)

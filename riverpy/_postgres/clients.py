@@ -110,7 +110,8 @@ async def client_get_registered_run(
 async def client_delete_dead(
     connection: Transaction, schema: str | None, *, client_id: str, last_heartbeat: bytes
 ) -> None:
-    """Delete the row of a client, if `last_heartbeat` is still its last heartbeat."""
+    """Delete the row of a dead client. If the client has written another heartbeat after
+    `last_heartbeat`, the row is kept."""
     await get_query(_SQL_FILE, "client_delete_dead", schema).execute(
         connection, client_id=client_id, heartbeat=last_heartbeat
     )

@@ -128,8 +128,8 @@ async def connect_for_maintenance(
 
 
 class ConnectionOutageTracker:
-    """Logs the start and the end of an outage. It starts when the first of the connections that
-    share this tracker is lost, and ends when all of them work again."""
+    """Logs the start and the end of an outage of the connections that share this tracker. An outage
+    starts when the first of these connections is lost. It ends when all of them work again."""
 
     def __init__(self, *, outage_effect: str = OUTAGE_EFFECT_TEXT, **log_keys: str) -> None:
         """Create the tracker. The keyword arguments `log_keys` are added to each log event. The
@@ -265,7 +265,8 @@ class DedicatedConnection:
         self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._last_connect_error = ""
-        """Why no connection can be made now, for error texts."""
+        """The error of the last connect, for error texts. Empty: it succeeded, or there was
+        none."""
 
     @property
     def is_connected(self) -> bool:
@@ -273,7 +274,7 @@ class DedicatedConnection:
         return self._connection is not None and not self._connection.is_closed()
 
     async def open(self) -> None:
-        """Connect now, so that an unusable database is found at the start."""
+        """Connect now, so that the start of a client fails if the database cannot be used."""
         reason = f"making connection {self.name!r} took longer than {FIRST_CONNECTION_TIMEOUT:g} s"
         with self._suppress_tracing(), anyio.fail_after(FIRST_CONNECTION_TIMEOUT, reason=reason):
             self._set_connection(await self._connect())

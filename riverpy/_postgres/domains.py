@@ -40,7 +40,8 @@ class OwnedQueue(NamedTuple):
 
 
 class QueueOwnershipConflict(NamedTuple):
-    """A queue that already has an owner when a client wants to claim it for its domain."""
+    """A queue that a domain already owns when a client wants to claim the queue for its own
+    domain."""
 
     queue: str
     owner_domain: str

@@ -167,7 +167,7 @@ def is_damaged_or_untranslatable_error(error: BaseException) -> bool:
 
 
 def is_untranslatable_text_error(error: BaseException) -> bool:
-    """Whether a text has characters that do not exist in the encoding of the database."""
+    """Whether the server refused a text with characters that the database's encoding lacks."""
     return isinstance(error, asyncpg.UntranslatableCharacterError)
 
 

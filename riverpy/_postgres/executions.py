@@ -57,8 +57,8 @@ async def execution_insert_completed(
     claimed_by: str,
     retention: timedelta | None,
 ) -> str | None:
-    """Insert a completed key in the open transaction. Return the transaction's id, or None if the
-    key exists."""
+    """Insert a key, marked as completed, in the open transaction. Return the transaction's id, or
+    None if the key exists already."""
     return await get_query(_SQL_FILE, "exec_insert", schema).fetchval(
         connection, key=key, claimed_by=claimed_by, kept=_format_interval(retention)
     )
@@ -138,7 +138,7 @@ async def execution_get(
 
 async def execution_check_transaction(connection: Transaction, transaction_id: str) -> None:
     """Check before the commit that the caller's code has not ended the transaction. The server
-    itself reports no error when a failed or ended transaction is committed.
+    itself reports no error when COMMIT is sent for a failed or ended transaction.
 
     Raises:
         TransactionError: the transaction has ended. Another transaction may be open.

@@ -152,8 +152,8 @@ async def job_find_next(
     at_any_time: bool,
 ) -> int | None:
     """Return the id of the due job that comes first in the order of claims. If no job is due,
-    return None, or with `at_any_time` the job that becomes due first. `queues` or `kinds` None
-    means all queues or all kinds."""
+    return None or, with `at_any_time`, the id of the job that becomes due first. `queues` or
+    `kinds` None means all queues or all kinds."""
     rows = await _fetch_rows(
         connection,
         "job_find_next",
@@ -255,8 +255,8 @@ async def job_merge_running_metadata(
     lock_timeout: str | None,
 ) -> bool:
     """Merge `updates`, a JSON object as text, into the metadata of a running job. Return whether
-    the job still runs with this claim key. `lock_timeout` sets PostgreSQL's setting for the
-    transaction. None: the setting does not change."""
+    the job still runs with this claim key. `lock_timeout` is the value of PostgreSQL's setting of
+    this name for the transaction. None: the setting does not change."""
     return bool(
         await _fetch_rows(
             connection,

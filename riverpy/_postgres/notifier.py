@@ -165,7 +165,7 @@ class Notifier:
         self, topic: str, callback: Callable[[str], None], on_listening: Callable[[], None]
     ) -> None:
         """Remove a callback and its `on_listening` function. The connection still listens on the
-        topic, because another subscriber may follow soon. `unlisten_unused_topics` ends that."""
+        topic, because another subscriber may follow soon. `unlisten_unused_topics` stops this."""
         self._callbacks_by_topic[topic].remove(callback)
         self._on_listening_by_topic[topic].remove(on_listening)
         if (start := (topic, on_listening)) in self._pending_on_listening:

@@ -108,7 +108,7 @@ class NextRunUpdate(NamedTuple):
 
 
 class _MetadataWithInsertReason(msgspec.Struct):
-    """The member of a job's metadata that says why the job was inserted for a periodic job."""
+    """The part of a job's metadata that contains why the job was inserted for a periodic job."""
 
     run: PeriodicInsertReason | None = msgspec.field(name=PERIODIC_RUN_METADATA_KEY, default=None)
 

@@ -132,8 +132,8 @@ async def queue_list_with_waiting_jobs(
 
 
 async def send_control_message(connection: Transaction, schema: str | None, payload: str) -> None:
-    """Send a control message to all clients of the schema. It is sent when the transaction
-    commits."""
+    """Send a control message, for example that a queue was paused, to all clients of the schema.
+    PostgreSQL sends it at the commit. `payload` is JSON as text."""
     await get_query(_SQL_FILE, "control_notify", schema).execute(connection, payload=payload)
 
 

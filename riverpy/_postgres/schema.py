@@ -154,7 +154,7 @@ class RowSecurity(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """A text that says how to give the role access to all rows."""
+        """How an operator gives the role access to all rows, as text for a message."""
         return (
             "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
             f'"{self.role}" USING (true); or let the role own the tables'
