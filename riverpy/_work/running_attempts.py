@@ -109,7 +109,7 @@ class RunningAttempts:
             self._all_attempts_ended.set()
 
     def cancel_job(self, job_id: int, queue: str) -> None:
-        """Cancel the running attempt of a job of this queue, because `job_cancel` was called. If an
+        """Cancel the claimed attempt of a job of this queue, because `job_cancel` was called. If an
         earlier attempt of the job is still running, for example after a rescue, cancel it too."""
         self.cancel_attempts(one for one in self if one.id == job_id and one.queue == queue)
 

@@ -74,8 +74,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self._log = get_logger()
         self._limited_log = self._log.with_rate_limit()
         self.fleet_outbox: FleetOutbox | None = None
-        """The events that are sent to the clients that follow this client, i.e. that subscribe with
-        `fleet=True`. None: no client follows it."""
+        """The events that are sent to the clients that follow this client, for example with a
+        subscription that has `fleet=True`. None: no client follows it."""
 
     def subscribe(
         self, kinds: Iterable[EventKind | LeaseEventKind | str], size: int

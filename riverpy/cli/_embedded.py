@@ -27,8 +27,9 @@ def get_embedded_server(name: str) -> EmbeddedPostgres:
 
 
 def start_embedded_server(stack: ExitStack, name: str, command_name: str) -> EmbeddedPostgres:
-    """Start the embedded server with this name, and print a note about it on stderr. The server
-    stops when `stack` is closed."""
+    """Start the embedded server with this name, and print a note about it on stderr. When `stack`
+    is closed, this process no longer uses the server. The server stops if no other process uses
+    it."""
     started = time.monotonic()
     server = get_embedded_server(name)
     stack.enter_context(server)

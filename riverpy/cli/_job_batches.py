@@ -66,7 +66,7 @@ class _StopSignalWatcher:
                 if sys.stderr.isatty():
                     click.echo(err=True)  # end the line of the progress bar
                 print_note("riverpy: stopping after this batch")
-            # A terminal that closes can send SIGHUP twice.
+            # A later SIGHUP cancels nothing, because a terminal that closes can send it twice.
             elif task is not None and number != getattr(signal, "SIGHUP", None):
                 task.cancel()
 
@@ -131,7 +131,7 @@ def change_matching_jobs(
     if change.filters.get("states") != ():
         matched = run_async(_count_jobs, database, change)
         count = matched if limit is None else min(matched, limit)
-        # Ask outside of an event loop: it would handle Ctrl-C only after the answer.
+        # Ask while no event loop runs. An event loop would handle Ctrl-C only after the answer.
         if count and not is_confirmed:
             first = "" if count == matched else f"the first {count:,} of "
             which = " that have not ended" if verb == "cancel" else ""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 LOG_BUFFER_BYTES_MAX = 4 * 2**20
 """The maximum size of the buffered lines, in bytes."""
 LOG_FLUSH_TIMEOUT = 0.5
-"""The maximum number of seconds for which the process waits at its end until the buffered lines are
-written. Lines that are not written by then are lost."""
+"""The maximum number of seconds for which the process waits at its end until the buffered lines of
+a stream are written. Lines that are not written by then are lost."""
 _STANDARD_DESCRIPTOR_MAX = 2
 """The highest descriptor of stdin, stdout and stderr. These three are used directly, not
 duplicated, so that a program can redirect them."""

@@ -133,7 +133,7 @@ class StopPlan(NamedTuple):
     """Starts the hard stop. The event loop calls it after the second signal."""
     soft_stop_timeout: timedelta | None
     """The time from the first signal until the hard stop starts without a second signal. None: only
-    a second signal starts the hard stop."""
+    a second signal or `request_hard_stop` starts the hard stop."""
     hard_stop_timeout: timedelta
     """The maximum duration of the hard stop."""
     force_exit: Callable[[], object]

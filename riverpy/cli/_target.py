@@ -81,7 +81,7 @@ def load_client_target(import_path: str) -> ClientTarget:
 async def open_client(target: ClientTarget) -> AsyncGenerator[Client]:
     """Yield the client of a target. If the target is a function, call it, and use the returned
     object. If the target or this object is an async context manager, enter it, use the client that
-    it yields, and exit it at the end."""
+    it yields, and exit it at the end. A client itself is not entered."""
     spec, value = target
     verb = "returns"
     if not isinstance(value, Client | AbstractAsyncContextManager):

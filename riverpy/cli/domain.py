@@ -199,7 +199,7 @@ def _find_standbys(
     domain_map: DomainMap, lease_map: LeaseReportMap | None, domain_name: str
 ) -> list[str] | None:
     """Return the ids of the clients that would become leader of a domain now if it had no leader.
-    None: not known."""
+    Return None if the database has no column for the reports of the clients."""
     if lease_map is None:
         return None
     leader = domain_map.current_leader(domain_name)

@@ -95,7 +95,7 @@ class LeaseOutput(msgspec.Struct, frozen=True):
         return self.state == "held"
 
     def is_same_held_term(self, other: LeaseOutput | None) -> bool:
-        """Return whether `other` is the same term, and this term has not ended."""
+        """Return whether `other` shows the same term of the lease, and this term has not ended."""
         return other is not None and other.is_held and other.epoch == self.epoch
 
 
@@ -121,10 +121,11 @@ def lease() -> None:
 def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_json: bool) -> None:
     """List the leases and singletons of your code by name. Times are UTC.
 
-    HOLDER is the client or LeaseManager that holds the lease, or held it last. EPOCH is the number
-    of this term, and rises with each holder. SINCE is the start of the term. LEASE says, by the
-    server's clock, whether the lease is held, has expired or was released. If it has expired or was
-    released, any process may acquire it. A lease is listed after a process has acquired it once.
+    HOLDER is the client or LeaseManager that holds the lease, or held it last. The time of one
+    holder is a term. EPOCH is the number of the term, and rises with each term. SINCE is the start
+    of the term. LEASE says, by the server's clock, whether the lease is held, has expired or was
+    released. If it has expired or was released, any process may acquire it. A lease is listed after
+    a process has acquired it once.
 
     STANDBYS is the number of running clients that would acquire the lease if it was free, as they
     reported with their last heartbeat. Clients that report nothing are not counted. LAG is the work
@@ -159,7 +160,7 @@ def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
 
     Standbys are the running clients that would acquire the lease if it was free, as they reported
     with their last heartbeat (by default every 10 seconds). A LeaseManager, which holds leases
-    without a client, reports nothing and is not listed here. Times are UTC.
+    without a client, reports nothing, so it is never listed as a standby. Times are UTC.
 
     The exit code is 1 if no process has acquired a lease of this name yet.
     """
@@ -196,8 +197,8 @@ def resign(
 
     The holder cancels the code that runs under the lease, and releases the lease when this code has
     ended. Then another process can acquire the lease. The old holder tries again after a renewal
-    interval (5 seconds by default). The command waits until the lease has no holder, or another
-    one. After the release it waits up to 2 seconds for the next holder.
+    interval (5 seconds by default). The command waits until the lease has no holder, or a different
+    holder. After the release it waits up to 2 seconds for the next holder.
 
     The exit code is 1 if the lease is unknown, if it has no holder, or if the holder still has it
     after --wait. Running clients that listen receive the request. A LeaseManager, and a client that

@@ -31,7 +31,7 @@ _migration_line_option = click.option(
 
 
 def _add_migration_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that the commands `up` and `down` have in common."""
+    """Decorate a command with the options that the commands `up` and `down` have in common."""
     for option in (
         database_options,
         json_option,
@@ -104,7 +104,7 @@ def up(**options: Any) -> None:
 )
 @_add_migration_options
 def down(**options: Any) -> None:
-    """Undo the last migration of a line, or all above --to.
+    """Undo the last migration of a migration line, or all migrations above the version --to.
 
     Without --line, the migration line is `main`. Undoing its migrations drops tables and the jobs
     in them.

@@ -339,7 +339,8 @@ class _ClientRunner:
             self._client.stop()
 
     def _configure_client(self, client: Client) -> None:
-        """Set the command's settings in the client. Raise SettingsError if it has no database."""
+        """Set the command's settings in the client. Raise SettingsError if neither the command nor
+        the client has a database."""
         settings = self._settings
         if settings[_settings.DATABASE_URL].value is UNSET and client.database_url is None:
             raise SettingsError(

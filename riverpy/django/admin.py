@@ -142,7 +142,8 @@ class _RiverAdmin(_ModelAdmin):
         return self.fields or ()
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Do nothing, because the row may have changed since the page was loaded."""
+        """Do not save the row, because it may have changed since the page was loaded. Only actions
+        change rows."""
 
     def changeform_view(
         self,
@@ -158,7 +159,8 @@ class _RiverAdmin(_ModelAdmin):
         )
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        """Do nothing, because the form does not save the row. Actions log their own changes."""
+        """Do not log a change, because the form does not save the row. Actions log their own
+        changes."""
 
     def run_action_on_rows(
         self, request: HttpRequest, rows: QuerySet[Any], action: _Action, changeable_filter: Q

@@ -162,7 +162,7 @@ def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
 
 def run_command(arguments: Sequence[str]) -> None:
     """Run a command of riverpy in this process, and return when it has ended. The process continues
-    even after the command `worker`, which ends the process if it is run with `main`.
+    even after the command `worker`, which otherwise ends its process.
 
     Raises:
         django.core.management.CommandError: the command failed.

@@ -22,9 +22,9 @@ def list_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
 
 
 def list_queue_names() -> list[str]:
-    """Return the names of the queues that have a row or jobs that have not ended, sorted by name.
-    `OFFERED_NAMES_MAX` limits the queues with a row, and the queues with jobs in each state, so the
-    result can have more names than that."""
+    """Return the names of the queues that have a row, or that have jobs in a state that is not
+    final. The names are sorted. `OFFERED_NAMES_MAX` limits the queues with a row and, for each such
+    state, the queues with jobs. So the result can have more names than that."""
     return _fetch_first_column("top", "top_queue_names", OFFERED_NAMES_MAX)
 
 

@@ -42,7 +42,7 @@ class RiverpySettings(NamedTuple):
     """The queues of `manage.py riverpy worker` with their numbers of slots, i.e. how many jobs of
     the queue run at the same time. If `workers` names a client, its queues are used instead."""
     config: Config = Config()
-    """The settings of the client. If `schema` is set, it is also set here."""
+    """The settings of the client. If the key `SCHEMA` is set, `Config.schema` gets its value."""
 
 
 class SettingProblem(NamedTuple):

@@ -36,7 +36,7 @@ TASK_KIND_PREFIX = "django:"
 """The prefix of the kinds of jobs that run tasks. The module path of the task follows the prefix,
 for example `django:shop.tasks.send`."""
 TASK_METADATA_KEY = "riverpy:django"
-"""The key in the metadata of a job for its TaskMetadata."""
+"""The key of the TaskMetadata in the metadata of a job."""
 UNKNOWN_EXCEPTION = "builtins.Exception"
 """The exception class in a task result if the class is not known, for example after a worker was
 killed."""
@@ -55,12 +55,12 @@ _ERROR_CLASS_PATTERN = re.compile(r"([A-Za-z]+(?:Error|Exception|Exit|Group))(?=
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """Data about a failed attempt that is not in the errors of the job."""
+    """Data about a failed attempt. The errors of the job do not have this data."""
 
     exception_class: str
     """The module path of the class of the exception."""
     trace: str = ""
-    """The traceback; empty: it is in the errors of the job."""
+    """The traceback. If it is empty, the errors of the job have the traceback."""
 
 
 class TaskMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -138,8 +138,8 @@ def find_task(module_path: str) -> Any:
 
 
 def make_task_result(row: JobRow, metadata: TaskMetadata, task: Any) -> Any:
-    """Return the result of a task from its job. `task` is the object that the decorator `@task` has
-    created."""
+    """Return Django's `TaskResult` of a task, made from the row of its job. `task` is the object
+    that the decorator `@task` has created."""
     given = cast("Mapping[str, Any]", msgspec.json.decode(row.encoded_args))
     started_at = metadata.started_at or row.attempted_at
     result = TaskResult(
