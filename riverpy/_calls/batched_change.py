@@ -237,7 +237,7 @@ class BatchedJobChange:
 
 
 def _is_job_refused(error: PostgresError) -> bool:
-    """Return whether one of the jobs caused this error of the statement."""
+    """Return whether one job of the statement caused `error`, so that this job must be refused."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return (
         is_permanent_statement_error(error) or is_damaged_or_untranslatable_error(error)

@@ -1,5 +1,5 @@
-"""RunOnceMethods: the methods of a client that run a function once for each key. If several
-processes call a method with the same key, the function runs in only one of them."""
+"""RunOnceMethods: the methods of a client that run a function once, at most once or at least once
+for each key. A key counts for all processes that use the database."""
 
 from __future__ import annotations
 

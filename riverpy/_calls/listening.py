@@ -67,7 +67,7 @@ class ListeningMethods(ClientMethods):
 
 
 async def _take_connection_out_of_pool(pool: Pool) -> Connection:
-    """Take a connection out of the caller's pool and keep it. When it is closed, the pool replaces
-    it."""
+    """Take a connection out of the caller's pool and keep it. When the connection is closed, the
+    pool can open another one in its place."""
     connection: Any = await pool.acquire()
     return connection

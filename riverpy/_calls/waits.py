@@ -129,7 +129,8 @@ class WaitMethods(ListeningMethods):
 
     @cached_property
     def _waiter(self) -> JobWaiter:
-        """Waits for jobs to end, for all calls of this client. It is created at its first use."""
+        """The object with which all calls of this client wait for jobs to end. Created at its first
+        use."""
         from riverpy._waiting.waiter import JobWaiter  # most clients do not need it
 
         return JobWaiter(

@@ -216,9 +216,9 @@ class HeartbeatWriter:
         early.clear()
 
     async def is_run_still_registered(self, connection: Connection) -> bool:
-        """Return whether this run still has the client id. Call this after reading the rows of
-        claimed jobs. True means that this run has claimed them, and not another run with the same
-        client id.
+        """Return whether this run still has the client id. Call this method after reading the rows
+        of claimed jobs. If it returns True, this run has claimed the jobs, and not another run with
+        the same client id.
 
         Raises:
             Exception: one of DATABASE_ERRORS.

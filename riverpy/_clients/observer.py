@@ -48,8 +48,8 @@ class HeartbeatObserver:
 
     def observe(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:
         """Compare all current heartbeats with those of the last call. After a restart of the
-        server, the times are measured from now on, because no client could write a heartbeat while
-        the server was down."""
+        server, all measurements start again at zero, because no client could write a heartbeat
+        while the server was down."""
         now = self._timer.seconds_since_boot()
         before = self._observed_heartbeats if server_start == self.server_start else {}
         self.server_start = server_start
@@ -64,8 +64,9 @@ class HeartbeatObserver:
         self, stopped_after: float, *, extra_seconds: float = 0.0
     ) -> StoppedHeartbeats:
         """Return the heartbeats that have stopped. A heartbeat has stopped if it has not changed
-        for `stopped_after` plus `extra_seconds`. If the heartbeat's own `dead_after` is longer than
-        `stopped_after`, it replaces `stopped_after`."""
+        for `stopped_after` plus `extra_seconds`. If the `dead_after` of the heartbeat's writer is
+        longer than `stopped_after`, this `dead_after` is used in place of `stopped_after`. All
+        times are in seconds."""
         now = self._timer.seconds_since_boot()
         contact = math.inf if self._contact_duration is None else self._contact_duration()
         stopped: dict[str, bytes] = {}

@@ -120,8 +120,8 @@ def make_app(client: Client, options: DashboardOptions) -> Starlette:
 
 
 class _DashboardApp:
-    """Answers the requests for pages, the forms that change something, and the errors of the
-    dashboard."""
+    """The request handlers of the dashboard: for pages, for forms that change something, and for
+    errors."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -215,7 +215,7 @@ class _DashboardApp:
         followed = view._replace(
             path_params=found["path_params"],
             query=QueryParams(place.query),
-            # All users with these rights get the same content, so it has no user.
+            # The content is the same for all users with these rights, so leave out the user.
             access=view.access._replace(user=None),
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters
 
 RUNS_AT_A_TIME_MAX = 3
-"""The maximum number of runs in one process at the same time."""
+"""The maximum number of bulk runs of a dashboard that are active at the same time in one
+process."""
 KEPT_RUNS_MAX = 20
-"""The maximum number of runs whose results are kept in memory."""
+"""The maximum number of bulk runs that are kept in memory with their results. If there are more,
+the oldest runs that have ended are dropped."""
 SERVER_STOPPED_TEXT = "The web server stopped."
 
 RunOutcome: TypeAlias = Literal["running", "done", "stopped", "failed"]
@@ -63,7 +65,7 @@ class BulkChangePlan(NamedTuple):
 
 
 class BulkChangeRun:
-    """A change of all jobs that match a search."""
+    """A bulk run: changes all jobs that match a search, and records its progress and result."""
 
     def __init__(self, plan: BulkChangePlan) -> None:
         self.plan = plan
@@ -71,7 +73,7 @@ class BulkChangeRun:
         """The numbers of changed and refused jobs so far."""
         self.outcome: RunOutcome = "running"
         self.problem = ""
-        """Why the run ended early. Empty if it did not."""
+        """Why the run ended early. Empty: the run did not end early, or the user stopped it."""
         self.started_at = datetime.now(UTC)
         self.ended_at: datetime | None = None
         self._is_stop_requested = False
@@ -119,7 +121,7 @@ class BulkChangeRun:
 
 
 class BulkChangeManager:
-    """The runs of one dashboard in this process."""
+    """Starts the bulk runs of one dashboard in this process, and finds them by their ids."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -55,7 +55,9 @@ async def read_stuck_jobs(site: Site, fleet: OverallStatus) -> Sequence[StuckJob
 
 
 def describe_ignored_cancellation(job_id: int, kind: str, client_id: str, since: str = "") -> str:
-    """Return a sentence about a job that ignores its cancellation, with advice."""
+    """Return a sentence about a job that ignores its cancellation, with advice. `since` is the part
+    of the sentence about the time of the cancellation request, such as `, which was requested 5s
+    ago`."""
     return (
         f"Job {job_id} ({kind}) ignores its cancellation{since}. Restart worker {client_id}, and "
         "correct the code of the job."

@@ -67,8 +67,8 @@ class CountsResult(NamedTuple, Generic[CountsT]):
 
 
 class _CountsReadCache(Generic[CountsT]):
-    """Caches the results of one kind of read. A request that arrives during a read waits for its
-    result."""
+    """Caches the results of one kind of read. A request that arrives during a read waits until the
+    read has ended."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

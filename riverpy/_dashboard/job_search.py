@@ -40,7 +40,8 @@ too, such as a tag."""
 SORTED_JOBS_MAX = 2_000
 """The maximum number of jobs that a search reads and sorts for each state or queue if it has no
 other filters. A search by kind has the same limit, because it is useful only for a kind with few
-jobs: if a kind has more, the next source is searched too."""
+jobs. If a kind has more jobs, the result of a search by state, by queue or of the newest jobs
+replaces it."""
 FILTER_LENGTH_MAX = 1_000
 """The maximum number of characters of a filter's text."""
 LABEL_BY_FILTER = {
@@ -100,8 +101,8 @@ class FoundJobs(NamedTuple):
     next_cursor: str | None
     """The cursor of the next page. None: this is the last page."""
     limit_note: str | None
-    """A description of the searched jobs if the search had a limit. None: all jobs were
-    searched."""
+    """A description of the jobs that were searched, if the search ended at a limit. None: all jobs
+    were searched."""
 
 
 class FoundJobIds(NamedTuple):
@@ -113,8 +114,8 @@ class FoundJobIds(NamedTuple):
     next_cursor: str | None
     """The cursor of the next page. None: this is the last page."""
     limit_note: str | None
-    """A description of the searched jobs if the search had a limit. None: all jobs were
-    searched."""
+    """A description of the jobs that were searched, if the search ended at a limit. None: all jobs
+    were searched."""
     damaged: dict[int, str]
     """The server's errors for the jobs that it cannot read, by job id. It is not known whether
     these jobs pass the filters."""
@@ -253,8 +254,8 @@ def _explain_filter_error(name: str, text: str, error: Exception) -> str:
 async def find_jobs(
     tx: Transaction, schema: str | None, search: JobSearch, *, limit: int, sampled_max: int = 0
 ) -> FoundJobs:
-    """Return one page of the jobs that pass the filters. `sampled_ids` of the result contains up to
-    `sampled_max` job ids.
+    """Return one page of the jobs that pass the filters. The result's `sampled_ids` contains the
+    ids of this page, and of further pages up to `sampled_max` ids in total.
 
     Raises:
         SearchError: the cursor is invalid.

@@ -51,7 +51,7 @@ class Page(NamedTuple):
     """The title in the menu. None: the page is not in the menu."""
     findings_age_max: float | None = None
     """The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
-    checks run again after this time. None: the page shows no findings."""
+    checks of `riverpy doctor` run again after this time. None: the page shows no findings."""
 
 
 class UserPageValues(NamedTuple):

@@ -1,7 +1,7 @@
 """The paths of pages about one queue, worker or other object, and the quoting of names in
 sentences.
 
-Names are in the query and not in the path, because they may contain any character. Browsers and
+Names are in the URL query and not in the path, because they may contain any character. Browsers and
 proxies change paths that contain `..`, `//` or an escaped slash.
 """
 
@@ -22,8 +22,8 @@ def is_same_site_path(path: str) -> bool:
 
 
 def quote_name_for_sentence(name: str) -> str:
-    """Return a name in quotes, for use in a sentence. A request contains the name, so it may be
-    long and is then shortened."""
+    """Return a name in quotes, for use in a sentence. A long name is shortened, because a request
+    may contain a name of any length."""
     return repr(shorten_line(name, QUOTED_NAME_LENGTH_MAX))
 
 

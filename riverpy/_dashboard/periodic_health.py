@@ -107,8 +107,8 @@ def _explain_late_run(leader: LeaderStatus, late: float) -> HealthSentence:
 def describe_missing_run(
     entry: PeriodicJobDashboardRow, now: datetime, *, is_job_found: bool
 ) -> str:
-    """Return why the page shows no last run or no job of the last run. Return an empty text if the
-    job was found.
+    """Return sentences about why the page shows no last job of a periodic job: it has not run yet,
+    or its job was not found. Return an empty text if a job was found.
 
     Args:
         entry: the row of the periodic job.
@@ -130,12 +130,13 @@ def describe_missing_run(
 async def find_last_jobs(
     tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobDashboardRow]
 ) -> dict[str, list[InsertedPeriodicJob]]:
-    """Find the last inserted jobs of periodic jobs. Return a list of jobs for each row in the table
-    of periodic jobs, by the id of the row.
+    """Find the newest jobs that periodic jobs inserted. `entries` are the rows of the periodic
+    jobs. Return a list of inserted jobs for each row, by the id of the row.
 
     A list contains one job for each cause, for example the schedule or a request. The newest job is
-    first. If the jobs of a row are not known, the result has no list for it. Jobs do not store
-    their leader domain, so they are not known for an id that several domains use.
+    first. If the jobs of a row are not known, the result has no list for it. An inserted job does
+    not store its leader domain. So, if several domains have a periodic job with the same id, their
+    jobs are not known.
     """
     ids = sorted({split_periodic_id(entry.id)[0] for entry in entries})
     try:

@@ -169,7 +169,8 @@ def make_plot_section(
     links: Sequence[RangeLink],
     notes: Sequence[str],
 ) -> PlotSection:
-    """Return the plots of counts. If there are no attempts, the section has no plots."""
+    """Return the plots of the counts in `steps`. If no attempt ended in these steps, the section
+    has no plots."""
     rows = [
         PlotRow(_format_timestamp(one.started_at, time_range.time_format), one.counts)
         for one in reversed(steps)

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from riverpy.queue import Queue
 
 LONG_WAIT_SECONDS = 60.0
-"""The maximum wait of the oldest due job in seconds. If it waits longer, the queue is behind."""
+"""A queue is behind, i.e. its jobs wait too long, if its oldest due job waits longer than this time
+in seconds."""
 UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * UNWORKED_QUEUE_FAIL_LAG_FACTOR
 """The wait of a job in seconds after which an operator must act if no worker works the queue.
 `riverpy doctor` has the same limit."""

@@ -58,7 +58,7 @@ class Endpoint(Generic[InputT]):
     For other methods they are the path parameters and the members of the JSON body."""
     answer: type[msgspec.Struct]
     respond: Callable[[ApiCall, InputT], Awaitable[msgspec.Struct]]
-    """Return the answer. Raise HTTPException for an error of the caller. ConfigError and ArgsError
-    become status 400, NotFoundError becomes status 404."""
+    """The function that returns the answer. It raises HTTPException for an error of the caller.
+    ConfigError and ArgsError become status 400, NotFoundError becomes status 404."""
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """The error statuses that only this endpoint has, with their reasons."""

@@ -249,7 +249,8 @@ async def delete_jobs(call: ApiCall, given: ChangeJobsInput) -> SuccessAnswer:
 
 
 async def _change_jobs(call: ApiCall, action: JobAction, given: ChangeJobsInput) -> SuccessAnswer:
-    """Change all of these jobs in one transaction. If an error occurs, no job is changed."""
+    """Change the jobs with the ids in `given`, all in one transaction. If an error occurs, no job
+    is changed."""
     form = JobChangeForm(action, sorted({parse_job_id(str(one)) for one in given.ids}))
     client = call.site.client
     async with acquire_connection(client) as connection, connection.transaction():

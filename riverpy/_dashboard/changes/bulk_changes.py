@@ -59,7 +59,7 @@ _NON_FILTER_FIELDS = ("action", RUN_ID_FIELD, CSRF_TOKEN_FIELD, CONFIRMED_FIELD,
 
 
 class BulkChangeForm(NamedTuple):
-    """A form that requests a change of all jobs that match a search."""
+    """A form that retries, cancels or deletes all jobs that match a search."""
 
     action: JobAction
     search: JobSearch
@@ -69,7 +69,8 @@ class BulkChangeForm(NamedTuple):
         """Return the question that the user must confirm before the change.
 
         Raises:
-            PageError: no job matches the search.
+            PageError: no job matches the search, or a filter would reveal args that the dashboard
+                hides.
         """
         self.search.require_allowed_filters(site.options)
         matched, is_exact = await count_matching_jobs(site, self.search)
@@ -90,9 +91,8 @@ class BulkChangeForm(NamedTuple):
 
 async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]:
     """Return the number of jobs that match, up to `MATCHES_COUNTED_MAX`, and whether this number is
-    exact. If the count takes too long, or the server cannot read a job, search only the limited
-    number of jobs that the page with the list of jobs searches, and count the matches among
-    them."""
+    exact. If the count takes too long, or the server cannot read a job, count only the matches
+    among the limited number of jobs that the job list of this search reads."""
     schema = site.client.config.schema
     try:
         async with open_read_transaction(site.client) as tx:
@@ -160,7 +160,8 @@ async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) ->
 def parse_stop_bulk_change_form(
     path_params: Mapping[str, Any], _fields: QueryParams
 ) -> RequestedChange:
-    """Return the change that stops a run. The path of the form contains the id of the run."""
+    """Parse a form that stops a bulk run. Return the requested change. The path of the form
+    contains the id of the run."""
     run_id: str = path_params["run_id"]
     return RequestedChange(partial(_stop_run, run_id), next_path=make_bulk_run_path(run_id))
 

@@ -54,7 +54,7 @@ _REPEAT_EFFECT = (
 
 
 class JobChangeForm(NamedTuple):
-    """A form that requests a change of the jobs with these ids."""
+    """A form that retries, cancels or deletes the jobs with the ids in `ids`."""
 
     action: JobAction
     ids: Sequence[int]

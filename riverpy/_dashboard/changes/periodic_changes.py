@@ -42,7 +42,7 @@ PeriodicAction: TypeAlias = Literal["pause", "resume", "run"]
 
 
 class PeriodicChangeForm(NamedTuple):
-    """A form that requests a change of a periodic job."""
+    """A form that pauses, resumes or runs a periodic job."""
 
     action: PeriodicAction
     job_id: str

@@ -54,7 +54,7 @@ _WORDS_BY_STATE = {"available": "waiting", "scheduled": "scheduled", "retryable"
 
 
 class QueueChangeForm(NamedTuple):
-    """A form that requests a change of a queue."""
+    """A form that pauses or resumes a queue or all queues, or deletes jobs of a queue."""
 
     action: QueueAction
     name: str
@@ -106,7 +106,8 @@ def _make_all_queues_question(form: QueueChangeForm) -> ConfirmationQuestion:
 
 
 async def _make_delete_question(form: QueueChangeForm, site: Site) -> ConfirmationQuestion:
-    """Count the jobs to delete, and return the question that the user must confirm."""
+    """Count the jobs to delete, and return the question that the user must confirm. Raise PageError
+    if there are no such jobs."""
     fleet = await site.statuses.read()
     async with open_read_transaction(site.client) as tx:
         fleet = await add_queue_to_status(tx, site.client.config.schema, fleet, form.name)

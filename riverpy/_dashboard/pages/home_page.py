@@ -45,8 +45,8 @@ checks of `riverpy doctor` run again after this time."""
 QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Queues with the longest waits come first."""
 QUEUES_NAMED_MAX = 5
-"""The maximum number of sentences about long waits. Each sentence is about one queue. A last
-sentence counts the other queues."""
+"""The maximum number of queues with long waits about which the page has a sentence each. One more
+sentence contains the number of the other queues with long waits."""
 STUCK_JOBS_NAMED_MAX = 5
 """The maximum number of jobs that the sentence about a worker with stuck jobs lists. A stuck job
 ignores its cancellation."""
@@ -220,8 +220,8 @@ def _get_wait_sort_key(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float
 
 
 def _is_explained_by_kinds_without_worker(facts: QueueFacts) -> bool:
-    """Return whether the page already has a sentence for each kind in this queue that no worker can
-    run."""
+    """Return whether kinds that no worker can run explain the waits in a queue, and the page has a
+    sentence about each of these kinds."""
     if facts.live_worker_count == 0 or not facts.kinds_without_worker:
         return False
     known = {kind.kind for kind in facts.fleet.kinds_without_worker}

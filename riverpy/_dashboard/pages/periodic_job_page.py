@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 NEXT_RUN_TIMES_SHOWN = 5
 JOBS_SHOWN_MAX = 10
 SEARCHED_QUEUES_MAX = 200
-"""The maximum number of queues in which the job of the last run is searched."""
+"""The maximum number of queues that are searched for the job of the last run."""
 
 
 class NextRunTimes(NamedTuple):
@@ -147,8 +147,8 @@ async def _find_last_job(
     fleet: OverallStatus,
 ) -> ListedRun | None:
     """Return the newest job that the periodic job inserted. This is the first job in `found`. If
-    the search found no job, because it reads only the newest jobs of the table, read the job of the
-    time `entry.last_run_at`. None: the job is not known."""
+    `found` is empty, this is the job of the run at `entry.last_run_at`, which may be older than the
+    jobs that the search reads. None: the job is not known."""
     if found.jobs:
         return make_run_of_job(found.jobs[0])
     if entry.last_run_at is None:

@@ -38,8 +38,8 @@ class ListedPeriodicJob(NamedTuple):
     entry: PeriodicJobDashboardRow
     sentence: HealthSentence
     last_job: ListedRun | None
-    """The newest job that the periodic job inserted, by its schedule or by a request. None: not
-    known."""
+    """The newest job that the periodic job inserted, for any cause, such as the schedule or a
+    request. None: not known."""
     run_by_schedule: ListedRun | None
     """The newest job that the schedule caused. None: it is the same as `last_job`, or is not
     known."""
