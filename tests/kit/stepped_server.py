@@ -24,7 +24,7 @@ class SteppedPostgres(EmbeddedPostgres):
         self.clock = WallClock(directory)
 
     @property
-    def _program_environment(self) -> dict[str, str]:
+    def _postgres_environment(self) -> dict[str, str]:
         return super()._postgres_environment | self.clock.environment
 
 

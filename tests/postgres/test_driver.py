@@ -71,7 +71,7 @@ async def test_maintenance(rig: Rig, asked: list[set[int]]) -> None:
     class InContact:
         registered_at = 1
 
-        def contact_duration(self) -> float:
+        def unbroken_contact_seconds(self) -> float:
             return 3600.0
 
     heartbeat: Any = InContact()

@@ -105,4 +105,6 @@ async def with_steps(server: SteppedPostgres, url: str, directory: Path) -> None
 def in_contact(client: Client) -> bool:
     """Whether the client is the leader and could detect a dead client."""
     run: Any = client._run
-    return client.is_leader and run._heartbeat.contact_duration() > DEAD_AFTER.total_seconds()
+    return (
+        client.is_leader and run._heartbeat.unbroken_contact_seconds() > DEAD_AFTER.total_seconds()
+    )

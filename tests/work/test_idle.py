@@ -92,7 +92,7 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
     class InContact:
         registered_at = 1
 
-        def contact_duration(self) -> float:
+        def unbroken_contact_seconds(self) -> float:
             return 3600.0
 
     rate = 0.0
