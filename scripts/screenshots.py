@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,11 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from playwright.async_api import async_playwright
-
 import riverpy
 from riverpy.embedded import EmbeddedPostgres
 from scripts.picture import JOBS, RIVERPY
+from tests.kit.chromium import running_chromium
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,14 +70,9 @@ async def take(browser: Browser, url: str, one: Screenshot, directory: Path) -> 
 
 async def take_all(url: str, directory: Path) -> None:
     """Write a picture of each page."""
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=arguments
-        )
+    async with running_chromium() as browser:
         for one in SCREENSHOTS:
             await take(browser, url, one, directory)
-        await browser.close()
 
 
 def run(directory: Path, seconds: int, environ: Mapping[str, str]) -> None:

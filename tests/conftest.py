@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -55,6 +56,8 @@ SERVER_SETTINGS = {
     # Autovacuum would take time from tests, and change their query plans at random.
     "autovacuum_naptime": "1d",
 }
+MEMORY_NEEDED = 8 * 1024**3
+"""In bytes. The data of the tests' server, with its log of changes, needs a quarter of it."""
 _SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _RENDER = structlog.processors.KeyValueRenderer(["timestamp", "level", "event"])
 _HAS_FAILED = pytest.StashKey[bool]()
@@ -84,7 +87,7 @@ def server_url() -> Generator[str]:
     if configured := os.environ.get(URL_VARIABLE):
         yield configured
         return
-    with EmbeddedPostgres("test", settings=SERVER_SETTINGS) as url:
+    with EmbeddedPostgres("test", base_dir=_memory_directory(), settings=SERVER_SETTINGS) as url:
         run_apart(drop_orphans, url)
         yield url
 
@@ -97,9 +100,18 @@ def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generato
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RIVERPY_PG_BIN", str(request.param))
-        server = EmbeddedPostgres("test", settings=SERVER_SETTINGS)
+        server = EmbeddedPostgres("test", base_dir=_memory_directory(), settings=SERVER_SETTINGS)
     with server as url:
         yield url
+
+
+def _memory_directory() -> Path | None:
+    """Return a directory in memory for the server, or None if there is not enough. On a disk, the
+    creation of files takes as long as the fork of all server processes."""
+    memory = Path("/dev/shm")  # noqa: S108 (only this user can write to the directory)
+    if not memory.is_dir() or shutil.disk_usage(memory).free < MEMORY_NEEDED:
+        return None
+    return memory / f"riverpy-tests-{os.geteuid()}"
 
 
 @pytest.fixture(scope="session")

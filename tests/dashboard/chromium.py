@@ -1,19 +1,18 @@
-"""A headless Chromium, and the dashboard for it to open."""
+"""The dashboard, and a page of a headless Chromium that opens it."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import uvicorn
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import expect
 
 from riverpy import Client, Config
 from riverpy.web import dashboard
+from tests.kit.chromium import running_chromium
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from tests._database import Schema
 
-CHROMIUM = shutil.which("chromium")
 PATIENCE_MS = 60_000
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -60,9 +58,7 @@ async def opening_page(
     """A page of a new browser. No script may fail in it, and nothing may be blocked. Errors of the
     console with the text `expected_error` are ignored; its default is that of error pages."""
     faults: list[str] = []
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    async with running_chromium() as browser:
         context = await browser.new_context(
             java_script_enabled=has_script, viewport={"width": width, "height": 700}
         )
@@ -79,5 +75,4 @@ async def opening_page(
         )
         yield page
         await context.close()
-        await browser.close()
     assert faults == []

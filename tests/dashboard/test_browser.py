@@ -15,9 +15,10 @@ from playwright.async_api import expect
 from riverpy._calls import batched_change
 from riverpy._dashboard.app import CHANGE_ROUTES
 from tests.cli.test_web import serving as serving_web
-from tests.dashboard.chromium import CHROMIUM, PATIENCE_MS, opening_page, serving_dashboard
+from tests.dashboard.chromium import PATIENCE_MS, opening_page, serving_dashboard
 from tests.dashboard.clicking import ClickingUser, list_form_actions
 from tests.dashboard.site_kit import insert_client, insert_job, insert_queue
+from tests.kit.chromium import needs_chromium
 from tests.kit.fleet import Shutdown, running_fleet
 from tests.kit.proxy import proxied
 from tests.tools.doctor.conftest import register, set_leader, set_lease_holder, set_queue_owner
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+    needs_chromium,
     pytest.mark.timeout(300),  # a browser takes long on a busy machine
 ]
 PATIENCE = 60.0

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.async_api import async_playwright
 
 from tests.cli.test_web import serving
 from tests.dashboard.site_kit import insert_job
+from tests.kit.chromium import needs_chromium, running_chromium
 
 if TYPE_CHECKING:
     from playwright.async_api import Response, Route
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 MODULE = "riverqueue.com/riverui@v0.22.0"
-CHROMIUM = shutil.which("chromium")
 PATIENCE_MS = 60_000
 DOWNLOAD_TIMEOUT = 60
 PAGE = """<!doctype html><title>River</title>
@@ -46,7 +43,7 @@ def find_files() -> Path | None:
     return Path(json.loads(done.stdout)["Dir"]) / "dist"
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 async def test_pages(schema: Schema) -> None:
     """River UI lists jobs, shows one, retries it, and pauses a queue. The numbers in args are
     exact. It asks for nothing that the API lacks."""
@@ -75,10 +72,8 @@ async def test_pages(schema: Schema) -> None:
             path = response.url.partition("/api")[2].partition("?")[0]
             answers.append((response.request.method, path, response.status))
 
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     database = ("--database-url", schema.url, "--schema", schema.name)
-    async with serving(*database) as (_, url), async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    async with serving(*database) as (_, url), running_chromium() as browser:
         page = await browser.new_page()
         page.set_default_timeout(PATIENCE_MS)
         faults: list[str] = []
@@ -94,7 +89,6 @@ async def test_pages(schema: Schema) -> None:
         await page.get_by_text("default").first.wait_for()
         async with page.expect_response("**/api/queues/default/pause"):
             await page.get_by_role("button", name="Pause").last.click()
-        await browser.close()
     assert faults == []
     assert {status for _, _, status in answers} == {200}
     used = {path for _, path, _ in answers}
