@@ -108,7 +108,7 @@ def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generato
 def _memory_directory() -> Path | None:
     """Return a directory in memory for the server, or None if there is not enough. On a disk, the
     creation of files takes as long as the fork of all server processes."""
-    memory = Path("/dev/shm")  # noqa: S108 (only this user can write to the directory)
+    memory = Path("/dev/shm")
     if not memory.is_dir() or shutil.disk_usage(memory).free < MEMORY_NEEDED:
         return None
     return memory / f"riverpy-tests-{os.geteuid()}"
