@@ -121,11 +121,11 @@ def lease() -> None:
 def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_json: bool) -> None:
     """List the leases and singletons of your code by name. Times are UTC.
 
-    HOLDER is the client or LeaseManager that holds the lease, or held it last. The time of one
-    holder is a term. EPOCH is the number of the term, and rises with each term. SINCE is the start
-    of the term. LEASE says, by the server's clock, whether the lease is held, has expired or was
-    released. If it has expired or was released, any process may acquire it. A lease is listed after
-    a process has acquired it once.
+    HOLDER is the client or LeaseManager that holds the lease, or held it last. A term lasts from
+    the acquisition of the lease until it expires or is released. EPOCH is the number of the term,
+    and rises with each term. SINCE is the start of the term. LEASE says, by the server's clock,
+    whether the lease is held, has expired or was released. If it has expired or was released, any
+    process may acquire it. A lease is listed after a process has acquired it once.
 
     STANDBYS is the number of running clients that would acquire the lease if it was free, as they
     reported with their last heartbeat. Clients that report nothing are not counted. LAG is the work
