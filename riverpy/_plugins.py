@@ -126,8 +126,8 @@ def read_class_plugins(args_class: object) -> PluginLists:
 
 
 def check_worker_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) -> None:
-    """Raise ConfigError unless each object is a worker middleware. `owner` is the object that has
-    the middleware, for the error text."""
+    """Raise ConfigError unless each object is a worker middleware. `owner` is the name of the
+    object that has the middleware, for the error text."""
     _check_plugins(f"the middleware of {owner}", middleware, ("work",))
 
 

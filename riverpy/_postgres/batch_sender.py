@@ -216,8 +216,8 @@ class BatchSender(Generic[RowT]):
         Args:
             statement: the statement to send.
             batch_size: the size of batches.
-            skipped_rows: keeps each row that fails in a statement of its own, until the retry of
-                this row. None: such rows are not sent again.
+            skipped_rows: keeps each row that fails in a statement of its own, until a retry
+                succeeds. None: such rows are not sent again.
             on_row_skipped: called once for each row that fails in a statement of its own. It is
                 called at the first failure of a row that the server refuses, and at the second
                 failure of a row that is too slow. Without `skipped_rows`, it is always called at

@@ -255,8 +255,9 @@ async def periodic_find_job_of_due_time(
     queues: Sequence[str],
 ) -> InsertedPeriodicJob | None:
     """Return the job that was inserted for a slot (a time of the schedule) of a periodic job. Only
-    `queues` are searched. None: the job was not found. Jobs are found by their `scheduled_at`,
-    which a retry changes. `periodic_job_id` is an id without the suffix `@DOMAIN`."""
+    `queues` are searched. None: the job was not found, for example because it was deleted. Jobs are
+    found by their `scheduled_at`, which a retry changes. `periodic_job_id` is an id without the
+    suffix `@DOMAIN`."""
     row = await get_query(_SQL_FILE, "periodic_job_of_slot", schema).fetchrow(
         connection, periodic_job_id=periodic_job_id, slot=slot, queues=queues
     )

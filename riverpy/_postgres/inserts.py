@@ -182,8 +182,8 @@ def _list_plain_arguments(
 @cache
 def _make_value_reader(parameters: tuple[str, ...]) -> Callable[[InsertRow], tuple[object, ...]]:
     """Return a function that reads the values for these parameters from a row. This is faster than
-    a look-up of each value in a dict. The last two parameters are for the notification, and are not
-    read from the row."""
+    making a dict of the row. The last two parameters are for the notification, and are not read
+    from the row."""
     return attrgetter(*parameters[:-2])
 
 
@@ -296,7 +296,7 @@ async def job_insert_with_copy(
 async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
     """The encoded end of a COPY line for each combination of the values in it: all values except
-    args and unique key. Most jobs have equal values, so their ends are encoded only once."""
+    args and unique key. Jobs with equal values share an end, which is encoded only once."""
     for start in range(0, len(rows), _COPY_BATCH_ROW_COUNT):
         lines: list[str] = []
         for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:

@@ -63,7 +63,7 @@ class ScheduleJobsResult(NamedTuple):
     """The number of jobs that were discarded because another job has their unique key."""
     unchanged_job_ids: list[int]
     """The ids of jobs that were not changed. Such a job is locked or no longer due, or another job
-    has its unique key. In this last case, the job is not discarded if it would keep its unique key
+    has its unique key. In the last case, the job is unchanged only if it would keep its unique key
     as a discarded job."""
 
 

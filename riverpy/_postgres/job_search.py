@@ -50,8 +50,8 @@ class SearchResult(NamedTuple):
     searched_count: int
     """The number of jobs that were searched."""
     damaged: dict[int, str]
-    """The searched jobs with damaged data: their ids, each with the server's error. Such a job
-    passes no filter that reads a wide column, such as the args."""
+    """The searched jobs that the server cannot read: their ids, each with the server's error. Such
+    a job passes no filter that reads a wide column, such as the args."""
 
 
 async def job_search(

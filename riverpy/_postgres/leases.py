@@ -179,9 +179,9 @@ def make_lease_fence_sql(
     transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> str:
-    """Return an SQL statement that does the same as `lease_fence_transaction`: it lets the open
-    transaction commit only during a term. The statement contains the values and has no parameters,
-    so that any driver can run it."""
+    """Return the SQL statement of `lease_fence_transaction`, which lets the open transaction commit
+    only during a term. The statement contains the values and has no parameters, so that any driver
+    can run it."""
     statement = get_query(_SQL_FILE, "lease_fence", schema)
     values = statement.order_arguments(
         _make_fence_values(name, epoch, transaction_timeout, lock_timeout)
