@@ -105,7 +105,7 @@ class QueueOwnerStatus(NamedTuple):
 
 
 class DomainMember(NamedTuple):
-    """A client of a domain that has a recent heartbeat by the server's clock."""
+    """A client with a recent heartbeat by the server's clock, and the client's domain."""
 
     client_id: str
     domain: str
