@@ -280,8 +280,8 @@ def _find_refused_parameter_problem(parameters: Sequence[tuple[str, str]]) -> st
 
 
 def _find_unsupported_parameter_problem(name: str, value: str, sslmode: str | None) -> str | None:
-    """Return why riverpy cannot ignore a parameter that asyncpg does not support. Return None if it
-    can, or if asyncpg supports the parameter."""
+    """Return why riverpy cannot ignore a parameter that asyncpg does not support. Return None if
+    riverpy can ignore the parameter, or if asyncpg supports the parameter."""
     ignored = _IGNORABLE_PARAMETER_VALUES.get(name, frozenset())
     if name not in _REFUSED_PARAMETER_REMEDIES or ignored is None or value in ignored:
         return None
@@ -334,7 +334,7 @@ def _find_port_problem(port: str) -> str | None:
 
 
 class DatabaseAddress(NamedTuple):
-    """The server, user and database that a URL and the environment select. It contains no
+    """The server, user and database that a URL and the environment select. This object contains no
     password."""
 
     hosts: str
@@ -364,7 +364,7 @@ def database_address_from_url(url: str, environ: Mapping[str, str] = os.environ)
 
     Raises:
         ConfigError: the service in the URL does not exist or cannot be read, or the port in PGPORT
-            or the service is not valid.
+            or in the service is not valid.
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
@@ -532,8 +532,8 @@ def _system_certificate_parameters(query: str) -> list[str]:
 
 
 def missing_tls_file_message(url: str) -> str | None:
-    """Return an error text about the first TLS file that does not exist, or None if there is none.
-    The URL or the environment names the files."""
+    """Return an error text about the first TLS file that does not exist. Return None if all TLS
+    files exist. The URL or the environment names these files."""
     query = dict(parse_qsl(urlsplit(url).query))
     for name in _TLS_FILE_PARAMETERS:
         variable = f"PG{name.upper()}"

@@ -83,7 +83,8 @@ def flatten_exception_group(error: BaseException) -> Iterator[BaseException]:
 
 def describe_missing_grant(refusal: str) -> str:
     """Return the GRANT statement that a role needs, as the end of an error text. `refusal` is the
-    text of the server's error. Return an empty text if it contains no table, sequence or schema."""
+    text of the server's error. Return an empty text if `refusal` names no table, sequence or
+    schema."""
     found = _DENIED_OBJECT_PATTERN.search(refusal)
     if found is None:
         return ""

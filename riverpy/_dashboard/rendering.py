@@ -128,8 +128,8 @@ def format_rate(rate: float) -> str:
 
 
 def make_time_element(moment: datetime | None, now: datetime) -> Markup:
-    """Return an HTML element with the age of a time, such as `5m ago`. Its title is the time in
-    UTC."""
+    """Return an HTML element with the age of a time, such as `5m ago`. The title of the element is
+    the time in UTC."""
     if moment is None:
         return Markup("–")
     seconds = (now - moment).total_seconds()

@@ -104,7 +104,8 @@ def check_replacing_row(row: InsertRow) -> None:
 def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
     """Merge two rows of a batch that have the same unique key. Return the first row, with some of
     its values replaced by the values of `later`. The option `replace` of `later` selects these
-    values. Without this option, return the first row unchanged."""
+    values. The returned row has the `replace` options of both rows. If `later` has no such option,
+    return the first row unchanged."""
     if later.replace is None:
         return first
     chosen = _decode_replace_opts(later.replace)

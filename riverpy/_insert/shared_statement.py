@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL = 10
-"""After this many consecutive statements with one call each, the caller's task sends the next call
-itself. This stops when another call arrives during such a statement."""
+"""After this many consecutive statements with one call each, the task of a caller sends its call
+itself. When another call arrives during such a statement, the count starts at zero again."""
 SPLIT_STATEMENT_TIMEOUT = 30.0
 """The timeout in seconds for sending a refused statement again in smaller parts."""
 CALLS_SENT_ALONE_MAX = 10

@@ -94,7 +94,7 @@ def compute_unique_key(
         args_class: the class of the args. Fields of the class may be marked `Unique`.
         args_json: the args as JSON text: an object, or an empty array.
         queue: the queue of the job.
-        due_at: `scheduled_at` of the job. If it has none: the time of the insert.
+        due_at: `scheduled_at` of the job, or the time of the insert if `scheduled_at` is not set.
 
     Raises:
         InsertError: the fields that are marked `Unique` cannot be found, or River's unique keys do

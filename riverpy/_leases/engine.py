@@ -86,7 +86,7 @@ LEASE_RELEASE_TIMEOUT = 2.0
 
 class LeaseEngine:
     """Acquires, renews and releases the leases of one process in one store. `async with engine:`
-    opens and closes the store; it is not needed for a store that opens no connection. Use an engine
+    opens and closes the store. A store that opens no connection does not need this. Use an engine
     in only one event loop."""
 
     def __init__(
@@ -348,7 +348,7 @@ class LeaseEngine:
 
     def _seconds_until_next_attempt(self, name: str) -> float:
         """Return the seconds until this process may try to acquire a lease. Infinity: this process
-        holds it."""
+        holds the lease."""
         if self.renewer.get_lease(name) is not None:
             return math.inf
         if any(lease.name == name for lease in self.leases_with_running_work):
@@ -534,7 +534,8 @@ class LeaseEngine:
 
 class AcquireAttempt:
     """One attempt to acquire a lease. The statement continues even if the caller is cancelled,
-    because it may acquire the lease, and its answer is needed to release the lease again."""
+    because the statement may acquire the lease. Then its answer is needed to release the lease
+    again."""
 
     def __init__(self, statement: Callable[[], Awaitable[LeaseAcquireResult | None]]) -> None:
         self.answer: LeaseAcquireResult | None = None

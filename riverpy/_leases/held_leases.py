@@ -48,8 +48,8 @@ TIME_LEFT_FOR_RENEWAL_MIN = 0.01
 """If the work under a lease must stop within this number of seconds, the lease is not renewed any
 more."""
 LOGGED_PROCESS_PAUSE_MIN = 1.0
-"""If a sleep takes this number of seconds longer than planned, it is logged as a pause of this
-process."""
+"""If a sleep takes this number of seconds longer than planned, a pause of this process is
+logged."""
 UNFINISHED_WORK_LOG_INTERVAL = 10.0
 """Seconds between two log lines about work that runs after its lease ended."""
 UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
@@ -57,8 +57,8 @@ UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
 
 
 class LeaseRenewer:
-    """Renews the leases of one process in one store. It keeps each lease until `remove_lease` is
-    called."""
+    """Renews the leases of one process in one store. The renewer keeps each lease until
+    `remove_lease` is called."""
 
     def __init__(
         self, store: LeaseStore, *, holder: str, timing: LeaseTiming, timer: Timer

@@ -59,8 +59,8 @@ class Lease:
         timer: Timer,
     ) -> None:
         """Create the lease from the store's answer to a successful attempt to acquire it. The
-        attempt started at `attempted_at` by `Timer.seconds_since_boot`. `name` is the name without
-        the prefix that it has in the table."""
+        attempt started at `attempted_at` by `Timer.seconds_since_boot`. `name` is the name of the
+        lease without the prefix that the store adds in the table."""
         self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
         self.acquired_at = answer.acquired_at
         """The start of the term by the server's clock, exact to the microsecond."""

@@ -40,8 +40,8 @@ CHECK_JITTER_FRACTION = 0.1
 """The maximum random delay of a check, as a fraction of the time between two checks. Without a
 random delay, clients could check at the same time."""
 CHECK_INTERVAL_MAX = 3600.0
-"""The maximum time between two checks, in seconds. The time doubles after each hand-over in which
-no other client acquired the lease."""
+"""The maximum time between two checks, in seconds. The time doubles each time that no other client
+acquires a lease that was handed over."""
 CHECK_TIMEOUT = 5.0
 HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER = 0.5
 """The maximum age of a client's last heartbeat, as a fraction of `Config.dead_after`. A lease is

@@ -23,9 +23,9 @@ RUN_INTERVAL = 3600.0
 
 
 class RunOnceKeyCleaner(MaintenanceService):
-    """Deletes the expired keys of `Client.run_once` and its variants in the whole schema. While a
-    key is stored, code with this key does not run again. Two leaders may delete keys at the same
-    time."""
+    """Deletes the expired keys of `Client.run_once` and its variants in the whole schema. After a
+    key is deleted, a call with this key runs its code again. Two leaders may delete keys at the
+    same time."""
 
     name = "execution cleaner"
 

@@ -41,7 +41,7 @@ class JobExpirer(MaintenanceService):
         wait."""
         self._cancelled_job_count = 0
         self._longest_read_seconds = 0.0
-        """The time of the longest read of this run, in seconds."""
+        """The duration of the longest read of this run, in seconds."""
 
     async def run_once(self, scope: StopScope) -> float:
         """Cancel all waiting jobs that have expired."""
