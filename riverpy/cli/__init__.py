@@ -3,6 +3,7 @@ runs."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -52,7 +53,11 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        return getattr(import_module(f"riverpy.cli.{cmd_name}"), cmd_name)
+        command = getattr(import_module(f"riverpy.cli.{cmd_name}"), cmd_name)
+        if not gc.isenabled():  # riverpy.__main__ has disabled it
+            gc.freeze()
+            gc.enable()
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -96,6 +96,23 @@ def test_wrong_input_is_one_line(args: list[str], message: str) -> None:
     assert message in result.stderr
 
 
+def test_garbage_collection_while_a_command_runs() -> None:
+    """Garbage is not collected while modules are imported, and is collected while a command
+    runs."""
+    code = """
+import gc, sys
+from riverpy.__main__ import main
+sys.argv = ["riverpy", "worker", "--help"]
+before = gc.get_stats()[1]["collections"]
+try:
+    main()
+except SystemExit:
+    print(gc.isenabled(), gc.get_stats()[1]["collections"] - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True 0"
+
+
 @pytest.mark.parametrize("environ", [{"RIVERPY_DEBUG": "1"}, {}])
 def test_debug_shows_traceback(environ: dict[str, str]) -> None:
     """--debug (anywhere) or RIVERPY_DEBUG=1 adds the traceback, without the password."""
