@@ -22,10 +22,10 @@ from riverpy.cli._run import (
 )
 
 _COMMANDS = {
-    "bench": "Measure how fast jobs are inserted, worked and picked up.",
+    "bench": "Measure how fast jobs are inserted, started and worked.",
     "db": "Start, stop and inspect the embedded PostgreSQL.",
     "demo": "Run example jobs, without a database to set up.",
-    "dev": "Run a worker for development, with a database and restarts on change.",
+    "dev": "Run a worker for development, with a database.",
     "doctor": "Find problems, and show how to fix them.",
     "domain": "List leader domains, and move queues between them.",
     "events": "Follow the events of a worker on this machine.",

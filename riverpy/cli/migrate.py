@@ -104,10 +104,10 @@ def up(**options: Any) -> None:
 )
 @_add_migration_options
 def down(**options: Any) -> None:
-    """Undo the last migration of a migration line, or all migrations above the version --to.
+    """Undo the last migration, or all migrations above --to.
 
-    Without --line, the migration line is `main`. Undoing its migrations drops tables and the jobs
-    in them.
+    Without --line, this undoes migrations of the migration line `main`, which drops tables and the
+    jobs in them.
     """
     _run_migrations(Direction.DOWN, **options)
 
@@ -197,7 +197,7 @@ def _print_steps(
 @json_option
 @database_options
 def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> None:
-    """List the versions of each migration line, and when each version was applied."""
+    """List migrations, and when each was applied."""
     url = database.require_url()
     chosen = _choose_migration_lines(line, is_single_line=False)
 
