@@ -467,8 +467,8 @@ class AsyncpgUrl(NamedTuple):
 
 
 def adapt_url_for_asyncpg(url: str, environ: Mapping[str, str] = os.environ) -> AsyncpgUrl:
-    """Return a valid URL without the parameters that asyncpg does not support. asyncpg would send
-    such a parameter to the server as a setting of the session.
+    """Remove the parameters that asyncpg does not support from `url`, which must be a valid URL.
+    asyncpg would send such a parameter to the server as a setting of the session.
 
     As in libpq, `sslrootcert=system` selects the certificates of the operating system and implies
     `sslmode=verify-full`. The value `system` is replaced by the path of these certificates.

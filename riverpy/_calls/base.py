@@ -40,8 +40,8 @@ class ClientMethods(ABC):
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether this client works jobs now, i.e. a call of `run` or a block `async with
-        client.working()` is active."""
+        """Whether a call of `run` or a block `async with client.working()` is active on this
+        client."""
 
     @property
     @abstractmethod

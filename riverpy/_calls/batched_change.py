@@ -44,8 +44,8 @@ LOCKED_JOB_RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
 Their sum is 5 seconds."""
 UNIQUE_KEY_LOCK_TIMEOUT = timedelta(milliseconds=500)
 """The lock timeout of a statement that changes jobs, unless it runs in the caller's transaction.
-The statement skips locked rows. It waits only for another open transaction that has taken the
-unique key of one of the jobs, for example by an insert."""
+The statement skips locked rows. It waits for another open transaction that has taken the unique key
+of one of the jobs, for example by an insert, or that has locked the whole table."""
 LOCK_WAITS_PER_BATCH_MAX = 30
 """The maximum number of statements of one batch that may fail because of a lock. After one more,
 the batch ends, and the change of its remaining jobs is tried again later. If no statement of the

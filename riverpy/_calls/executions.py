@@ -278,9 +278,9 @@ class RunOnceMethods(ClientMethods):
                 again. Default 30 days. None: forever.
 
         Returns:
-            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS or OVERTAKEN. OVERTAKEN: the claim
-                expired before `fn` ended, and another call claimed the key. The state is UNKNOWN if
-                a call of `run_at_most_once` claimed the key and then failed or died.
+            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS, UNKNOWN or OVERTAKEN. UNKNOWN: a
+                call of `run_at_most_once` claimed the key and failed or died. OVERTAKEN: the claim
+                expired before completion was recorded, and another call claimed the key.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.

@@ -26,10 +26,11 @@ REGISTRATION_STATEMENT_TIMEOUT = 10.0
 """The timeout of each statement that registers a run or reads the heartbeat of another run, in
 seconds."""
 HEARTBEAT_READS_WITHIN_DEAD_AFTER = 12
-"""How many times a starting client reads a heartbeat within `dead_after`, to find out whether its
-writer is dead, for example another run with the same client id."""
+"""The minimum number of reads of another client's heartbeat within `dead_after`. A client reads it
+so often to find out whether the other client is dead: another run with the same client id, or a
+client of the domain that owns one of its queues."""
 HEARTBEAT_READ_INTERVAL_MAX = 5.0
-"""The maximum time in seconds between two reads of a heartbeat whose writer may be dead."""
+"""The maximum time in seconds between two of these reads."""
 
 _registered_client_runs: set[tuple[str | None, str, int]] = set()
 """The registered runs of this process. Each entry contains the name of the process, the client id,
@@ -139,7 +140,7 @@ class ClientIdRegistration:
         self, dead_heartbeat: bytes | None
     ) -> tuple[int | None, RegisteredClientRun | None]:
         """Try to register the run once. First, delete the row of the dead run whose last heartbeat
-        is `dead_heartbeat`. None: there is no such run.
+        is `dead_heartbeat`. None: delete no row.
 
         If the run is registered, return the time of the registration in microseconds since 2000,
         and None. If another run has the client id, return None and the other run. If the row of the

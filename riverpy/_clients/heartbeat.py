@@ -68,8 +68,8 @@ HEARTBEAT_RETRY_DELAY_MAX = 1.0
 """The maximum delay before the next attempt after a heartbeat failed on every connection, in
 seconds."""
 EARLY_HEARTBEAT_DELAY = 1.0
-"""How long after a request for an early heartbeat the heartbeat is written, in seconds. Further
-requests during this time cause no further heartbeat."""
+"""The time from a request for an early heartbeat until this heartbeat is written, in seconds.
+Further requests during this time cause no further heartbeat."""
 UNREGISTER_TIMEOUT = 1.0
 """The timeout for deleting the client's row when a run ends, in seconds."""
 

@@ -159,7 +159,8 @@ class _DashboardApp:
         view = await self._make_page_request(request)
         message = read_flash_message(request)
         if message is not None:
-            # The message reports a change. If another process made it, these caches are too old.
+            # The message reports a change. If another process made the change, the caches of this
+            # process are too old.
             self._site.invalidate_caches(_get_age_of_timestamp(message.changed_at))
         times = {"rendered": time.time()} | ({"changed": message.changed_at} if message else {})
         values = await page.load(view)

@@ -1,6 +1,6 @@
-"""HealthSummary: a headline, and sentences about the health of clients, queues or jobs below it.
-The functions of this module also make the sentences that several pages show: about leaders, leases,
-and the checks of `riverpy doctor`."""
+"""HealthSummary: a headline with sentences below it, about the health of clients, queues, jobs or
+leases. The functions of this module also make the sentences that several pages show: about leaders,
+leases, and the checks of `riverpy doctor`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _HEADLINE_BY_HEALTH: dict[Health, str] = {
 
 
 class HealthSummary(NamedTuple):
-    """A headline, and sentences about the health of clients, queues or jobs below it. The most
-    urgent sentence comes first."""
+    """A headline with sentences below it, about the health of clients, queues, jobs or leases. The
+    most urgent sentence comes first."""
 
     health: Health
     headline: str

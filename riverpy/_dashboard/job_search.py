@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters, JobOrder
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs that a search reads for each state or queue if it has other filters
-too, such as a tag."""
+"""The maximum number of jobs that a search reads from one source if it has other filters too, such
+as a tag. A source is a state, a queue, or the newest jobs of the table."""
 SORTED_JOBS_MAX = 2_000
-"""The maximum number of jobs that a search reads and sorts for each state or queue if it has no
-other filters. A search by kind has the same limit, because it is useful only for a kind with few
-jobs. If a kind has more jobs, the result of a search by state, by queue or of the newest jobs
-replaces it."""
+"""The maximum number of jobs that a search reads and sorts from one source if it has no other
+filters. A search by kind has the same limit, because it is useful only for a kind with few jobs. If
+a kind has more jobs, the result of a search by state, by queue or of the newest jobs is used
+instead."""
 FILTER_LENGTH_MAX = 1_000
 """The maximum number of characters of a filter's text."""
 LABEL_BY_FILTER = {

@@ -135,8 +135,8 @@ async def find_last_jobs(
 
     A list contains one job for each cause, for example the schedule or a request. The newest job is
     first. If the jobs of a row are not known, the result has no list for it. An inserted job does
-    not store its leader domain. So, if several domains have a periodic job with the same id, their
-    jobs are not known.
+    not store its leader domain. So, if `entries` contains periodic jobs of several domains with the
+    same id, their jobs are not known.
     """
     ids = sorted({split_periodic_id(entry.id)[0] for entry in entries})
     try:

@@ -34,8 +34,8 @@ _CAUSE_BY_VALUE = {cause.value: cause for cause in StopCause}
 
 class FleetJobRow(JobRow):
     """The job of an event that another client sent. Workers do not send the args, metadata (with
-    output and progress), tags, `attempted_by`, unique key and number of errors: access to them
-    raises ClientStateError. `errors` has only the newest error."""
+    output and progress), tags, `attempted_by`, unique key, unique states and number of errors:
+    access to them raises ClientStateError. `errors` has at most one entry: the newest error."""
 
     __slots__ = ()
 

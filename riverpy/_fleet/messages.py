@@ -24,7 +24,8 @@ JOB_IDS_PER_ANNOUNCEMENT_MAX = 300
 notification."""
 ANNOUNCEMENTS_MAX = 20
 """The maximum number of announcements of one client. Job ids that do not fit into them are not
-announced. The client finds the changes of these jobs by polling."""
+announced. The client finds the changes of watched jobs by polling, but subscriptions may receive no
+events of the jobs that are not announced."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error in an event."""
 PROGRESS_TEXT_LENGTH_MAX = 500
@@ -32,9 +33,8 @@ PROGRESS_TEXT_LENGTH_MAX = 500
 
 
 class WantedEventsAnnouncement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An announcement of the events that a client wants to receive. A worker ignores the
-    announcement 30 seconds after it has received it (`ANNOUNCEMENT_VALIDITY`), unless the client
-    repeats it."""
+    """An announcement of the events that a client wants to receive. A worker forgets the
+    announcement after 30 seconds (`ANNOUNCEMENT_VALIDITY`), unless the client repeats it."""
 
     follower: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     """The id of the FleetFollower that sends the announcement."""

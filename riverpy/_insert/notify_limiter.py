@@ -16,9 +16,10 @@ NOTIFY_INTERVAL_MIN = 0.002
 """The minimum number of seconds between two notifications of one queue. The limit applies to the
 inserts of one client without `tx`."""
 NOTIFICATION_COVERAGE_SECONDS = 0.004
-"""For this number of seconds after the start of a statement that notifies a queue, other inserts
-into the queue need no notification of their own. A client that receives the notification claims
-jobs again 5 ms later, and finds all jobs that were stored within this time."""
+"""An insert that does not notify its queue must end within this number of seconds after the start
+of the statement that notified the queue. Otherwise the notification is overdue (see
+`NotifyLimiter`). A client that receives a notification claims jobs again 5 ms later, and finds all
+jobs that were stored within this time."""
 _REMEMBERED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 
@@ -71,7 +72,7 @@ class NotifyLimiter:
     ) -> NotifySelection:
         """Choose the queues that a statement notifies.
 
-        `counts_running_statements`: whether this statement need not notify a queue that a running
+        `counts_running_statements`: whether this statement skips the queues that a running
         statement will notify. Pass False if the running statement may wait for a lock, because its
         notification may then come too late.
         """

@@ -2,8 +2,8 @@
 
 It is a problem if no client can become leader of this client's domain. It is also a problem if the
 leader of the domain `default` is not a riverpy client, for example River in Go: such a leader does
-less maintenance than riverpy, and does not support domains. A client of a domain also warns of a
-leader with an older riverpy version that does not support domains.
+less maintenance than riverpy, and does not support domains. A client of another domain also warns
+if the leader of `default` has an older riverpy version that does not support domains.
 """
 
 from __future__ import annotations

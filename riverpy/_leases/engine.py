@@ -293,10 +293,9 @@ class LeaseEngine:
             name: the name of the lease, without the prefix of the store.
             wait: the maximum time to wait. None: no limit. The engine tries at least once to
                 acquire the lease.
-            scope: the `StopScope` of the service that waits. Until the lease ends, the engine sets
-                the progress deadline of this scope before each attempt and renewal, so that the
-                service counts as stuck if the next one does not come in time. None: there is no
-                progress deadline.
+            scope: the `StopScope` of the service that waits. Until the lease ends, the engine moves
+                the progress deadline of this scope forward. So the service counts as stuck if the
+                next attempt or renewal does not come in time. None: no progress deadline is set.
             use: what the lease is used for. The events of the lease contain this value.
 
         Raises:

@@ -131,8 +131,9 @@ def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> F
 
 
 async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
-    """Return the message for the user who has requested a run of a periodic job. If there is a
-    leader that can insert the job of this run, the message contains the leader's id."""
+    """Return the message for the user who has requested a run of a periodic job. `before` is the
+    state before the request. The message contains the id of the leader that inserts the job, if
+    there is a leader and no earlier request waits."""
     name = format_with_escapes(before.id)
     if before.run_requested_at is not None:
         return FlashMessage(

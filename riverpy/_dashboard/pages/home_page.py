@@ -302,7 +302,7 @@ def _describe_stuck_jobs(
             f"Jobs of {kind.kind}",
         )
     for worker in status.workers:
-        if worker.stuck and worker.state != "silent":  # a silent worker counts as dead
+        if worker.stuck and worker.state != "silent":  # `silent`: it counts as dead
             is_anything_stuck = True
             is_full = worker.slots is not None and worker.stuck >= worker.slots
             jobs = [one for one in stuck_jobs if one.client_id == worker.client_id]

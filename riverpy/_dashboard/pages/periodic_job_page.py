@@ -55,7 +55,7 @@ class NextRunTimes(NamedTuple):
 
     times: list[datetime]
     zone_name: str | None = None
-    """The name of the schedule's time zone. None: the schedule has no time zone."""
+    """The name of the schedule's time zone. None: the schedule has no time zone, or UTC."""
     local_times: Sequence[str] = ()
     """The run times in `times` as texts, in the schedule's time zone. Empty: `zone_name` is
     None."""
