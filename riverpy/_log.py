@@ -150,9 +150,8 @@ def get_logger(**keys: object) -> Log:
 def _find_configured_structlog() -> Any:
     """Return the module structlog if the program has configured it, otherwise None.
 
-    This function does not import structlog. Only a program that imports structlog can configure it.
-    If riverpy imported structlog, this would take about a fifth of the time in which riverpy is
-    imported.
+    This function does not import structlog. Only a program that imports structlog can configure it,
+    and the import would take about a fifth of the time that the import of riverpy takes.
     """
     structlog: Any = sys.modules.get("structlog")
     is_configured = getattr(structlog, "is_configured", None)  # None during the import of structlog
@@ -191,7 +190,7 @@ class RateLimitedLog(Log):
 
 class RepeatedFailureLog:
     """Logs a failure that repeats: the first time at the level of the failure, then at level debug
-    until a success."""
+    until a success or until the cause changes."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

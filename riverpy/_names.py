@@ -52,11 +52,11 @@ SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""
 USER_LEASE_NAME_PREFIX = "s:"
-"""The prefix of users' leases in the table of leases: singletons, and leases that the user's code
-acquires."""
+"""The prefix of the names of users' leases in the table of leases: leases of singletons, and leases
+that the user's code acquires."""
 DOMAIN_LEASE_NAME_PREFIX = "d:"
-"""The prefix of domains' leases in the table of leases. The holder of such a lease is the leader of
-the domain."""
+"""The prefix of the names of domains' leases in the table of leases. The holder of such a lease is
+the leader of the domain."""
 
 _QUEUE_PATTERN = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _QUEUE_RULE = "must have lower-case letters and digits, in groups joined by a single '_' or '-'"

@@ -52,7 +52,7 @@ class LeaseTask:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, task_name: str) -> None:
-        """Start the work in a new task. The name of the task is `riverpy` and `task_name`."""
+        """Start the work in a new task. The task gets the name `riverpy <task_name>`."""
         self._task = asyncio.get_running_loop().create_task(
             self._run_work(), name=f"riverpy {task_name}"
         )

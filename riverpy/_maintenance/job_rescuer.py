@@ -118,8 +118,8 @@ class JobRescuer(MaintenanceService):
 
     def __init__(self, context: TermContext, contact_duration: Callable[[], float] | None) -> None:
         """Create the job rescuer. `contact_duration` is a function that returns for how many
-        seconds this process has had contact with the server without a break. It is None if the
-        database has no table of clients."""
+        seconds this process has had contact with the server without a break. None: this client is
+        not registered, because the database has no table of clients."""
         super().__init__(context)
         self._heartbeat_observer = (
             None if contact_duration is None else HeartbeatObserver(context.timer, contact_duration)

@@ -151,7 +151,7 @@ class PeriodicEnqueuer(MaintenanceService):
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_skip_warning: set[str] = set()
         """The ids of the rows of periodic jobs for which `periodic slot skipped` was logged as a
-        warning. Each row gets only one such warning."""
+        warning. Each row gets only one such warning in a term."""
         self._moved_row_count = 0
         """The number of rows that this run has moved to another slot."""
         self._error_detector = RepeatedErrorDetector()
@@ -391,8 +391,8 @@ class PeriodicEnqueuer(MaintenanceService):
     def _plan_requested_run(
         self, job: PeriodicJob, row: PeriodicRow, time: datetime
     ) -> PeriodicJobPlan:
-        """Plan a run that an operator requested. The next call of `run_once` plans the slots that
-        are due."""
+        """Plan a run that an operator or `run_on_start` requested. The next call of `run_once`
+        plans the slots that are due."""
         run = row.find_reason_of_requested_run(time)
         jobs = self._make_planned_jobs(job, row, time, run)
         return PeriodicJobPlan(_make_row_change(row, row.next_run_at), jobs)
@@ -495,9 +495,9 @@ class PeriodicEnqueuer(MaintenanceService):
 
     def _log_skipped_due_time(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
         """Log that no job was inserted for a slot, because the job `existing` has the same unique
-        key. The level is debug. If `existing` has finished and belongs to an earlier slot, no job
-        is inserted until `existing` is deleted from the table. Then the first entry for the row is
-        a warning."""
+        key. The level is debug. But if `existing` has finished and belongs to an earlier slot, the
+        first entry for the row is a warning: no job is inserted until `existing` is deleted from
+        the table."""
         job = self._registered_jobs[row_id]
         has_ended = existing.finalized_at is not None
         is_lost = has_ended and _has_due_time_between(job, existing.scheduled_at, due_at)

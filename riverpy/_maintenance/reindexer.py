@@ -235,8 +235,8 @@ class Reindexer(MaintenanceService):
 
     async def _drop_all_leftover_indexes(self, connection: Connection) -> list[Index]:
         """Drop the leftover indexes of the configured indexes, also those from rebuilds by other
-        processes. If another session is building an index of a table, the table is left out. Return
-        the configured indexes that exist."""
+        processes. If another session is building an index of a table, the indexes of this table are
+        left out. Return the configured indexes that exist."""
         indexes = await self._read_indexes(connection, self._index_names)
         self._warn_of_missing_indexes({index.name for index in indexes})
         for index in indexes:
@@ -269,9 +269,10 @@ class Reindexer(MaintenanceService):
     async def _drop_leftover_indexes(
         self, connection: Connection, name: str, *, must_be_leader: bool
     ) -> bool:
-        """Drop the leftover indexes of the index `name`. Leftover indexes that another session is
-        building are kept. Return whether all drops succeeded. `must_be_leader`: raise
-        FencedOutError if this process is not the leader any more."""
+        """Drop the leftover indexes of the index `name`. One of them is kept if it is valid, if
+        another session is building it, or if the client's role does not own it. Return whether all
+        drops succeeded. `must_be_leader`: raise FencedOutError if this process is not the leader
+        any more."""
         is_done = True
         for artifact in await _execute_with_timeout(
             index_list_leftovers(connection, self.schema, name)
@@ -404,9 +405,9 @@ class Reindexer(MaintenanceService):
 
 
 def make_reindexers(context: TermContext) -> list[Reindexer]:
-    """Return a list with one reindexer, to run while this client is leader or holds the schema
-    lease. The list is empty if there are no indexes to rebuild, or if all URLs lead to a pooler in
-    transaction mode."""
+    """Return a list with one reindexer, to run while this client is the leader of `default` or
+    holds the schema lease. The list is empty if there are no indexes to rebuild, or if all URLs
+    lead to a pooler in transaction mode."""
     names = context.config.reindexer_index_names
     if not names:
         return []
@@ -421,9 +422,9 @@ def make_reindexers(context: TermContext) -> list[Reindexer]:
 async def _execute_with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
-    """Execute a statement, and return its result. `limit` is the server's timeout of the statement.
-    Raise TimeoutError `CLIENT_TIMEOUT_MARGIN` seconds after this limit. If `limit` is None, there
-    is neither of the two timeouts."""
+    """Execute a statement, and return its result. `limit` is the `statement_timeout` that the
+    session has. Raise TimeoutError `CLIENT_TIMEOUT_MARGIN` seconds after this limit. None: the
+    statement may take any time."""
     with anyio.fail_after(None if limit is None else limit.total_seconds() + CLIENT_TIMEOUT_MARGIN):
         return await statement
 
@@ -435,7 +436,7 @@ async def _set_server_timeouts(
 ) -> None:
     """Set the server's timeouts for the next statements of the session: `statement` is for
     `statement_timeout`, and `lock` for `lock_timeout`. None: no timeout. Also set
-    `idle_session_timeout` to `IDLE_SESSION_TIMEOUT`."""
+    `idle_session_timeout` to `IDLE_SESSION_TIMEOUT`, and turn off `transaction_timeout`."""
     await _execute_with_timeout(
         index_set_timeouts(
             connection,

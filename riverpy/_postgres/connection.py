@@ -260,7 +260,7 @@ class DedicatedConnection:
         self._was_connected = self._is_closed = self._is_end_recorded = False
         self._last_seen_outage_count = 0
         """The number of logged outages when this connection worked last."""
-        # `fast_acquire`: to acquire a free lock does not yield to the event loop. The SQL statement
+        # `fast_acquire`: acquiring a free lock does not yield to the event loop. The SQL statement
         # that is sent next yields anyway.
         self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)

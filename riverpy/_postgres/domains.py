@@ -130,8 +130,8 @@ class QueueMovePreview(NamedTuple):
     live_client_count: int
     """The number of clients of the owner that have a recent heartbeat."""
     is_queue_known: bool
-    """Whether the queue exists: a domain owns it, it has a row in `river_queue`, a client takes
-    jobs from it, or it has an available job."""
+    """Whether the queue exists: a domain owns it, it has a row in `river_queue`, the row of a
+    client lists it, or it has an available job."""
     is_domain_known: bool
     """Whether a client or a queue belongs to the new domain."""
 

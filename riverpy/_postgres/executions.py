@@ -4,9 +4,9 @@ for a key (once, at most once or at least once): one typed function per SQL stat
 
 The table has one row for each key. `run_once` inserts the row and runs the function in one
 transaction. The row is marked as completed from the start. `run_at_most_once` and
-`run_at_least_once` first claim the key. After the function has run, they mark the row as completed.
-Each claim has a number, its epoch. The statements pass integers as text, because a connection of
-the caller may have its own codec for integers.
+`run_at_least_once` first claim the key. When the function has returned, they mark the row as
+completed. Each claim has a number, its epoch. The statements pass integers as text, because a
+connection of the caller may have its own codec for integers.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def execution_get(
 
     Args:
         alive_unregistered: a client that was not registered when it claimed the key writes no
-            heartbeats. Such a client counts as alive for this time after the claim.
+            heartbeats. Such a client counts as alive for at most this time after the claim.
     """
     row = await get_query(_SQL_FILE, "exec_get", schema).fetchrow(
         connection, key=key, unregistered_for=_format_interval(alive_unregistered)

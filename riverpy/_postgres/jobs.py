@@ -359,8 +359,8 @@ async def job_release(
 ) -> set[int]:
     """Make the jobs of these attempts available again, and notify the clients of their queues. The
     number of attempts of each job is reduced by one, because the released attempt does not count. A
-    job whose cancellation was requested is cancelled instead. Return the ids of the changed
-    jobs."""
+    job whose cancellation was requested is cancelled instead, and keeps its number of attempts.
+    Return the ids of the changed jobs."""
     rows = await _fetch_rows(connection, "job_release", schema, **lists_by_field(claim_keys))
     return {row[0] for row in rows}
 

@@ -102,9 +102,9 @@ async def lease_acquire(
     """Try to acquire a lease. The result says whether the lease was granted, and which process
     holds it now. Return None if another session acquired the lease during the statement.
 
-    Transactions of the last term that called `lease_fence_transaction` may still be open. The
-    statement waits until they end. It fails if a wait is longer than `lock_timeout`. None: the
-    session's own `lock_timeout` applies.
+    If the lease is free, transactions of the last term that called `lease_fence_transaction` may
+    still be open. The statement waits until they end. It fails if a wait is longer than
+    `lock_timeout`. None: the session's own `lock_timeout` applies.
     """
     row = await get_query(_SQL_FILE, "lease_acquire", schema).fetchrow(
         connection,

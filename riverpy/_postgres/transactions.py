@@ -213,9 +213,8 @@ async def run_caller_function(
     connection: Transaction, function: Callable[[Any], Awaitable[ResultT]], tx: object
 ) -> ResultT:
     """Call the caller's function and await it. The function receives `tx`. If `tx` is None, it
-    receives riverpy's own connection. If `connection` is an adapter, the function runs in a
-    savepoint of the library, and never receives the adapter, but the connection or session behind
-    it."""
+    receives `connection`, or the connection or session behind it if `connection` is an adapter.
+    With an adapter, the function runs in the block of `CallerSession.savepoint`."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
             return await call_async_function(

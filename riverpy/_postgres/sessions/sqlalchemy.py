@@ -51,8 +51,8 @@ ResultT = TypeVar("ResultT")
 _SUPPORTED_DRIVERS = ("asyncpg", "psycopg", "psycopg2")
 _EXECUTION_OPTIONS = {"stream_results": False, "yield_per": None, "no_parameters": False}
 """The execution options of riverpy's statements. They override options of the caller's engine that
-do not fit. Results are small and are read at once, so they are not streamed. With `no_parameters`,
-a driver would not replace `%%` in a statement without parameters with `%`."""
+do not fit. Results are small and are read at once, so they are not streamed. If `no_parameters`
+were True, psycopg would send `%%` instead of `%` in a statement without parameters."""
 _OTHER_ENGINE_ADVICE = (
     "pass the connection of the engine that has the job's data, as in "
     "tx=session.connection(bind_arguments={'mapper': Model}), with `await` if the session is async"
