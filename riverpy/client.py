@@ -441,7 +441,7 @@ class Client(
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
         """Work jobs until `stop` or `stop_and_cancel` is called. Open the client if it is not open.
-        Return a report of jobs, maintenance and singletons that did not end, and unstored results.
+        Return a report of the jobs, maintenance, singletons and results not finished in time.
 
         Args:
             drain: whether to stop when the queues have no more jobs to work.

@@ -34,8 +34,8 @@ class ExecutionState(Enum):
     effect is complete. The effect may or may not have happened. This call did nothing, and the
     function does not run again.
 
-    The function of the earlier call failed or was cancelled, or the client of this call is dead (it
-    has written no heartbeat for its `dead_after`)."""
+    The function of the earlier call failed or was cancelled, or the client of the earlier call is
+    dead (it has written no heartbeat for its `dead_after`)."""
     OVERTAKEN = "overtaken"
     """The function ran in this call. But before the function ended, this call's claim of the key
     expired, and another call claimed the key. So the effect may happen twice."""

@@ -42,7 +42,7 @@ class JobFilters(TypedDict, total=False):
     """The job has at least one of these tags."""
     metadata: Mapping[str, object]
     """The job's metadata contain these keys and values. The metadata, and the objects and arrays in
-    it, may contain more."""
+    them, may contain more."""
     args: Mapping[str, object]
     """The job's args contain these keys and values. The args, and the objects and arrays in them,
     may contain more."""

@@ -28,8 +28,8 @@ _REASON_BY_LAST_STATE: Mapping[JobState | None, str] = {
     JobState.RETRYABLE: "; its last attempt has failed, and its next attempt is not due yet",
     JobState.SCHEDULED: "; it is not due yet",
 }
-"""The last part of the text of a WaitTimeoutError: why the job may not have ended. The key is the
-state of the job that was read last; None: no state was read."""
+"""The last part of the text of a WaitTimeoutError about one job: why the job may not have ended.
+The key is the last state of the job that was read; None: no state was read."""
 
 
 class WaitTimeoutError(RiverError, TimeoutError):

@@ -281,7 +281,7 @@ def _get_type_name(error: BaseException) -> str:
 class _LabelLimiter:
     """Limits how many different values a label of a metric has, because too many values make
     metrics expensive. A call with a name, for example of a queue, returns this name. After
-    `maximum` different names, a call with a new name returns `_OTHER`."""
+    `maximum` different names, a call with a new name returns the label `_OTHER`."""
 
     def __init__(self, maximum: int) -> None:
         self._labels_max = maximum

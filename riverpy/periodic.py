@@ -257,7 +257,7 @@ class PeriodicJobs:
         """Remove a periodic job. Returns whether there was a periodic job with this id.
 
         The database keeps the state of the periodic job for 30 days. If the periodic job is added
-        again within these 30 days, its schedule continues with the stored next time.
+        again within these 30 days with the same schedule, it continues with the stored next time.
         """
         return self._jobs.pop(job_id, None) is not None
 

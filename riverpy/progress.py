@@ -69,8 +69,8 @@ def make_progress(done: object, total: object, text: object) -> JobProgress | No
 
 def _convert_number(name: str, value: object) -> int | float | None:
     """Return the value as a number. A value below 0 becomes 0, and a value above
-    `PROGRESS_NUMBER_MAX` becomes this maximum. Return None if the value is not finite, or too large
-    for a float."""
+    `PROGRESS_NUMBER_MAX` becomes this maximum. Return None if the value is not finite, or if it is
+    a fraction that is too large for a float."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         raise ArgsError(f"progress: {name} must be a number, got {type(value).__name__}")
     if isinstance(value, Integral):

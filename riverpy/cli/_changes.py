@@ -75,7 +75,7 @@ def change_items(
 
     Raises:
         Exit: with code 1, if an item failed.
-        CommandError: the database failed. The items without a printed result are unchanged.
+        CommandError: the database failed. The items after the failed item are unchanged.
     """
     results: list[dict[str, object]] = []
     noted_at = time.monotonic()

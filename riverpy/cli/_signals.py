@@ -167,8 +167,8 @@ class StopSignalHandler:
         # next() is atomic, so a signal handler cannot interrupt it.
         self._stop_request_counter = itertools.count(1)
         self._stop_step_counter = itertools.count(1)
-        """Counts the handled signals and calls of `request_soft_stop`. The first one starts the
-        soft stop, the second one the hard stop."""
+        """Counts the handled signals, and a call of `request_soft_stop` that starts the soft stop.
+        The first one starts the soft stop, the second one the hard stop."""
         self._handler_calls = itertools.count(1)
         self._exit_deadline = math.inf
         self._exit_code: int | None = None

@@ -1,4 +1,4 @@
-"""`riverpy dev`: run a worker for development, with a database and a restart when code changes."""
+"""`riverpy dev`: run a worker for development, with a database and, with --reload, restarts."""
 
 from __future__ import annotations
 

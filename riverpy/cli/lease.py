@@ -86,8 +86,9 @@ class LeaseOutput(msgspec.Struct, frozen=True):
     have reported with their last heartbeats. None: not known, because the database has no column
     for these reports."""
     lag: LeaseLag | None = None
-    """The work that the code under the lease had not done yet at its last report with
-    `Lease.report_lag`: the number of items, and the age of the oldest one. None: no report."""
+    """The last report of the code under the lease with `Lease.report_lag`: the number of items that
+    it had not handled yet, and the age of the oldest one. A client sends the report with its next
+    heartbeat. None: there is no report in this term."""
 
     @property
     def is_held(self) -> bool:
@@ -129,8 +130,8 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
 
     STANDBYS is the number of running clients that would acquire the lease if it was free, as they
     reported with their last heartbeat. Clients that report nothing are not counted. LAG is the work
-    that the code under the lease had not done yet when it last called Lease.report_lag: the number
-    of items, and the age of the oldest one.
+    that the code under the lease had not done yet, as it last reported with Lease.report_lag: the
+    number of items, and the age of the oldest one. A client sends this with its next heartbeat.
 
     The leader of the domain default has no row here: see riverpy leader show.
     """

@@ -340,7 +340,7 @@ class _ClientRunner:
 
     def _configure_client(self, client: Client) -> None:
         """Set the command's settings in the client. Raise SettingsError if neither the command nor
-        the client has a database."""
+        the client has a database, or if settings of leader election are wrong together."""
         settings = self._settings
         if settings[_settings.DATABASE_URL].value is UNSET and client.database_url is None:
             raise SettingsError(

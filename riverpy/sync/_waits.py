@@ -53,10 +53,11 @@ class PollingWaitMethods(ClientMethods):
         """Insert a job."""
 
     def require_no_open_transaction(self) -> None:
-        """Raise TransactionError if the client's database is a connection of the caller with an
-        open transaction. Calls without `tx` would run in this transaction, and the wait would keep
-        it open. Subclasses also raise the error if the caller must not block its thread. By
-        default, do nothing."""
+        """Check that the caller may wait. By default, do nothing.
+
+        A subclass raises TransactionError if calls without `tx` would run in an open transaction of
+        the caller, because the wait would keep this transaction open. It also raises this error if
+        the caller must not block its thread."""
 
     def close_lost_connection(self) -> None:
         """Close a lost connection after a failed poll, so that the next poll opens a new one.

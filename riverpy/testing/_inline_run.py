@@ -1,7 +1,7 @@
 """InlineJobRunner: works one job for a test, without a running client.
 
 It claims the job by its id. Then a client's executor runs the job, and a client's completer stores
-the result. All three use the connection of the test.
+the result. The claim, the executor and the completer use the connection of the test.
 """
 
 from __future__ import annotations

@@ -173,10 +173,11 @@ class SessionTurns:
     def _check_undone_commits(self, turn: _Turn) -> None:
         """At the end of a turn, set `error` if the sessions overlapped in a wrong way.
 
-        If the turn has written and was committed, only set `has_committed_inside` of the turns that
-        began before it, because their rollback would undo this commit. If the turn was rolled back,
-        set `error` in two cases: a session whose turn began later is still open, or another session
-        has committed inside this turn, so that the rollback undoes the commit."""
+        If the turn was committed, set no error. If it has written, or if another session has
+        committed inside it, set `has_committed_inside` of the turns that began before it, because
+        their rollback would undo these commits. If the turn was not committed, set `error` in two
+        cases: a session whose turn began later is still open, or another session has committed
+        inside this turn, so that the rollback undoes that commit."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:

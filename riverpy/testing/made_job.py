@@ -69,9 +69,9 @@ class JobColumns(TypedDict, total=False):
     """The id, 1 or more. Default: the next number of a counter, which starts at 1."""
     attempt: int
     """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt. The
-    default depends on the state. If the job is available, pending or scheduled: the number of
-    `errors`. If it is retryable or discarded, the last error is that of this attempt: the number of
-    `errors`, at least 1. In other states: the number of `errors` plus 1."""
+    default depends on the state. Available, pending or scheduled: the number of `errors`. Retryable
+    or discarded: the number of `errors`, at least 1, because the last error is that of this
+    attempt. Other states: the number of `errors` plus 1."""
     attempted_at: datetime
     attempted_by: Sequence[str]
     created_at: datetime
