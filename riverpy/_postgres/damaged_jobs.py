@@ -2,7 +2,7 @@
 
 If a value is damaged on the disk, each statement that reads the value fails for all its rows. After
 such an error riverpy searches for the damaged jobs. Then it sends the statement again, but does not
-read the wide columns (args, errors, metadata) of these jobs.
+read the wide columns (`attempted_by`, `errors`) of these jobs.
 """
 
 from __future__ import annotations

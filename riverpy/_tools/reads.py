@@ -144,8 +144,7 @@ async def run_job_statement_despite_damage(
 
     `damaged_job_errors` maps the ids of known damaged jobs to the server's errors. This function
     adds the damaged jobs that it finds. It passes the ids of all damaged jobs to `statement` as
-    `damaged_job_ids`, and `statement` must not read the wide columns (args, errors, metadata) of
-    these jobs.
+    `damaged_job_ids`, and `statement` must not read `attempted_by` and `errors` of these jobs.
     """
     result, found = await read_jobs_despite_damage(
         connection,

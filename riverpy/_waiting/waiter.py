@@ -79,8 +79,8 @@ class _WaitedJob:
         """The state at the last read."""
         self.is_new, self.is_marked = True, False
         """`is_new`: the job was not read yet. `is_marked`: the job has the metadata key
-        `NOTIFY_END_METADATA_KEY`, so the client that works the job sends a notification when the
-        job ends."""
+        `NOTIFY_END_METADATA_KEY`, so a riverpy client that works the job sends a notification when
+        the job ends."""
         self.delay, self.read_at = 0.0, now
 
     def schedule_read(self, now: float, *, is_notified: bool) -> None:

@@ -126,8 +126,8 @@ class Attempt(Job[Any]):
         rolled back, the attempt ends as usual."""
 
     def get_encoded_values(self) -> Sequence[Any]:
-        """Return the claimed row. If `attempted_by` is empty, it is replaced with the id of this
-        client. If `tags` is None, it is replaced with an empty list."""
+        """Return the claimed row. If `attempted_by` is empty, it is replaced with a list of this
+        client's id. If `tags` is None, it is replaced with an empty list."""
         row = self._row
         if row[JobColumn.ATTEMPTED_BY] and row[JobColumn.TAGS] is not None:
             return row

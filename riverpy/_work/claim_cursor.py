@@ -170,8 +170,9 @@ class ClaimCursor:
         """Return the ranges of the queue to claim from. The caller claims from them in this order
         until it has enough jobs.
 
-        When it is time for a claim from the beginning of the index, the last range is the whole
-        queue. If the other ranges had enough jobs, the next call returns only the whole queue.
+        The last range is the whole queue if claims of the whole queue are not slow, or if it is
+        time for one. If it is time, but the other ranges have enough jobs, the next call returns
+        only the whole queue.
         """
         if not self._position_by_priority or self._is_whole_queue_claim_overdue:
             return (WHOLE_QUEUE_RANGE,)

@@ -33,12 +33,11 @@ STATUS_WRITE_TIMEOUT = 2.0
 REPORTED_STUCK_JOBS_MAX = 1_000
 """The maximum number of stuck jobs in the client's row."""
 REPORTED_SKIPPED_ROWS_MAX = 20
-"""The maximum number of skipped rows that are written into the client's row. A skipped row is a
-row, for example of a job, that the client skips for a while because a statement on this row failed.
-If there are more, the rows that failed first are written."""
+"""The maximum number of skipped rows that are written into the client's row. If there are more, the
+rows that failed first are written. A skipped row is a row, for example of a job, that the client
+skips for a while because a statement on this row failed."""
 REPORTED_ERROR_LENGTH_MAX = 200
-"""The maximum number of characters of an error text in the client's row. It is the error of the
-failed statement on a skipped row."""
+"""The maximum number of characters of a skipped row's error in the client's row."""
 
 
 class _ClientStatus(NamedTuple):

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy.hooks import HookMetricEmit, Metric
 
-# Each kind has at most 20 time series in a metrics store: 6 for the outcomes, one for each of these
-# buckets, and 3 for the largest bucket, the sum and the count of the histogram.
+# A kind may have at most 20 time series in a metrics store (docs/metrics.md). It has 6 for the
+# outcomes, one for each of these buckets, and 3 for the largest bucket, the sum and the count of
+# the histogram.
 RUN_TIME_BUCKET_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
 WAIT_TIME_BUCKET_BOUNDS = (
     0.002,
@@ -128,8 +129,8 @@ class QueueCounters:
         `failed_count` counts the failed attempts, and `discarded_count` the failed attempts after
         which the job was discarded. `wait_times` counts all ended attempts."""
         self.longest_wait = 0.0
-        """The longest time, in seconds, from when a job was due until its attempt started.
-        `JobCountWriter` sets this value to 0 each time it has read the value."""
+        """The longest time, in seconds, from when a job was due until its attempt started, since
+        `JobCountCollector.take_counts` last read this value and set it to 0."""
 
     def count_claim(self, job_count: int, seconds: float) -> None:
         """Count a successful claim, with the number of its jobs and its duration."""

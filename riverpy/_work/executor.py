@@ -92,10 +92,10 @@ class JobExecutor:
         job_threads: Executor | None = None,
     ) -> None:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
-        writes into the rows of running jobs. `on_error` is called with each attempt and error of a
-        job's code. If the error is the cancellation by the job's timeout, `on_error` is called a
-        second time, with the TimeoutError. `job_threads` is the executor that runs blocking jobs;
-        None: the client makes its own threads."""
+        writes into the rows of running jobs. `on_error` is called with the attempt and its error
+        when an attempt raises. If the error is the cancellation by the job's timeout, `on_error` is
+        called a second time, with the TimeoutError. `job_threads` is the executor that runs
+        blocking jobs; None: the client makes its own threads."""
         self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store

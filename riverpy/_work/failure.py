@@ -41,8 +41,8 @@ FILES_THAT_CALL_JOB_CODE = {
         str(Path(__file__).parents[1] / "django" / name)
         for name in ("task_runs.py", "task_workers.py")
     ),
-    # These two paths are not read from the `__file__` of the modules, because an import of
-    # multiprocessing takes 1 MiB of memory.
+    # These paths are built without an import of the modules, because an import of multiprocessing
+    # takes 1 MiB of memory.
     str(_STANDARD_LIBRARY_DIRECTORY / "concurrent" / "futures" / "thread.py"),
     str(_STANDARD_LIBRARY_DIRECTORY / "multiprocessing" / "spawn.py"),
     "<frozen runpy>",

@@ -71,8 +71,8 @@ class Producer:
     _turn_seconds_max = CLAIM_TIMEOUT
     """The producer counts as stuck if a claim and the wait after it take more seconds than this."""
     _shared_claim_limit = 0
-    """How many jobs of this queue the claimer's statement requests while it runs; 0: no statement
-    for this queue was sent."""
+    """The maximum number of jobs that the running statement of the claimer requests for this queue;
+    0: no such statement runs."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class Producer:
         if self._claimer.queue_count > 1 and not self._must_claim_alone:
             return await self._claim_with_other_queues(scope)
         retry, began = self.unclaimable_jobs.choose_job_id_to_retry(), time.monotonic()
-        # Claim at least one job. If no slot is free after the claim, it is prefetched or released.
+        # Claim at least one job. Claimed jobs without a free slot are prefetched or released.
         limit = self._claim_size_limit if retry is None else 1
         wanted = min(max(self._count_jobs_to_claim(), 1), limit)
         limit, self._claiming_job_id = self.unclaimable_jobs.choose_claim_size(wanted), None

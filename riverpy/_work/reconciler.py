@@ -205,8 +205,8 @@ class Reconciler:
         self._schedule_lost_claim_check()
 
     def _schedule_lost_claim_check(self) -> None:
-        """Plan a check for lost claims. If a claim has failed just now, it counts as lost at the
-        time of this check."""
+        """Plan a check for the time at which a claim that has failed just now counts as lost. A
+        check that is planned for an earlier time stays planned, and this check follows it."""
         self._failed_claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
         self._next_claim_check_at = min(self._next_claim_check_at, self._failed_claim_lost_at)
         self._wakeup.set()

@@ -97,8 +97,9 @@ class StopTimeouts:
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """The attempts, maintenance and singletons that had not ended when a run stopped, and the
-    results that were not stored. After a clean stop, all fields have their default values."""
+    """The attempts, maintenance and singletons that had not ended when a run stopped, the results
+    that were not stored, and whether a claim is in doubt. After a clean stop, all fields have their
+    default values."""
 
     abandoned: tuple[ClaimKey, ...] = ()
     """The claim keys of the attempts whose code did not end in time. Their jobs stay `running` in

@@ -1,5 +1,5 @@
-"""Checks of what live clients report: jobs that still run after their cancellation (stuck jobs),
-and rows that a client skips for a while because statements on these rows fail."""
+"""Checks of what live clients report: jobs that still run long after their cancellation (stuck
+jobs), and rows that a client skips for a while because statements on these rows fail."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _can_jobs_be_rescued(
 ) -> bool:
     """Whether the jobs of dead clients can be rescued, because there is a leader that is not dead,
     or a live client that can become leader. If there are other domains than `default`, this
-    function returns True without a check: `_describe_unrescued_jobs` then checks each domain."""
+    function returns True without a check: `_describe_unrescued_jobs` checks these domains."""
     if domains is not None and domains.non_default_domains:
         return True
     if any(client.is_alive and client.is_candidate for client in clients):

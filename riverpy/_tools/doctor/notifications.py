@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import SessionRow
 
 NOTIFICATION_QUEUE_USAGE_WARN = 0.5
-"""If more than this fraction of the queue (0 to 1) is used, the server sends a warning to each
-session that notifies."""
+"""If more than this fraction of the queue (0 to 1) is used, the server sends warnings to sessions
+that notify."""
 NOTIFICATION_QUEUE_USAGE_FULL = 0.9
 """If this fraction of the queue (0 to 1) or more is used, riverpy sends no notifications."""
 SERVER_WARNING_INTERVAL = 5.5

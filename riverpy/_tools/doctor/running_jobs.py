@@ -115,7 +115,7 @@ async def check_unregistered_clients(snapshot: DatabaseSnapshot) -> list[Finding
 
 async def check_damaged_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the jobs that the server could not read in the earlier checks of this run of doctor.
-    To find more damaged jobs, this check would have to read all jobs, and a table may have many
+    This check does not search for others: it would have to read all jobs, and a table may have many
     large jobs."""
     ids = sorted(snapshot.damaged_job_errors)
     if not ids:
