@@ -154,8 +154,9 @@ class Reconciler:
         get_name: Callable[[RowT], int | str],
     ) -> BatchSender[RowT]:
         """Return an object that sends rows in batches. If the statement for a single row fails, the
-        row is logged and skipped for a while. `skipped_rows` then contains the row, with `purpose`
-        as the purpose of the statement. `get_name` returns the job id or the queue of a row."""
+        row is skipped for a while. From the second failure on, the property `skipped_rows` reports
+        the row, with `purpose` as the purpose of the statement. `get_name` returns the job id or
+        the queue of a row."""
         sender = BatchSender[RowT](
             BatchStatement(send_rows, get_row_id=lambda row: row),
             batch_size=AdaptiveBatchSize(ROWS_PER_STATEMENT_MAX, STATEMENT_TIMEOUT),
