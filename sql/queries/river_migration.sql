@@ -4,7 +4,7 @@
 -- name: migration_place
 -- The schema that has River's tables or would get them, and its state. Without a configured schema the search path
 -- decides: the schema where it finds River's tables, or otherwise the one where it would create new ones.
-WITH place AS (
+WITH named AS (
     SELECT coalesce(
         @schema::text,
         (
@@ -16,11 +16,16 @@ WITH place AS (
         current_schema()::text
     ) AS name
 ),
+-- The oid lets the server find relations by the index on names and schemas, however many schemas have River's tables.
+place AS (
+    SELECT named.name, n.oid
+    FROM named
+    LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = named.name
+),
 columns AS (
     SELECT c.relname, a.attname
     FROM place
-    JOIN pg_catalog.pg_namespace AS n ON n.nspname = place.name
-    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = place.oid
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.relname IN ('river_migration', 'river_job') AND a.attnum > 0 AND NOT a.attisdropped
 ),
@@ -31,9 +36,9 @@ secured AS (
         c.relname::text AS relname,
         EXISTS (SELECT FROM pg_catalog.pg_policy AS p WHERE p.polrelid = c.oid) AS has_policy
     FROM place
-    JOIN pg_catalog.pg_namespace AS n ON n.nspname = place.name
-    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
-    WHERE c.relkind IN ('r', 'p')
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = place.oid
+    WHERE c.relrowsecurity
+        AND c.relkind IN ('r', 'p')
         AND c.relname ~ '^river(py)?_'
         AND c.relname NOT IN ('river_client', 'river_client_queue')
         AND row_security_active(c.oid)
@@ -51,17 +56,16 @@ secured AS (
 )
 SELECT
     place.name AS schema,
-    EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = place.name) AS schema_exists,
+    place.oid IS NOT NULL AS schema_exists,
     EXISTS (SELECT FROM columns WHERE relname = 'river_migration') AS has_record,
     EXISTS (SELECT FROM columns WHERE relname = 'river_migration' AND attname = 'line') AS has_lines,
     EXISTS (SELECT FROM columns WHERE relname = 'river_job') AS has_jobs,
     -- Left by a CREATE INDEX CONCURRENTLY that failed. REINDEX names its own `…_ccnew` and `…_ccold`.
     ARRAY(
         SELECT c.relname::text
-        FROM pg_catalog.pg_namespace AS n
-        JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+        FROM pg_catalog.pg_class AS c
         JOIN pg_catalog.pg_index AS i ON i.indexrelid = c.oid
-        WHERE n.nspname = place.name
+        WHERE c.relnamespace = place.oid
             AND NOT i.indisvalid
             AND c.relname ~ '^river_'
             AND c.relname !~ '_cc(new|old)[0-9]*$'
