@@ -110,6 +110,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000)  # a test allocates much that is no garbage
         gc.enable()
         if lock is not None:
             os.close(lock)

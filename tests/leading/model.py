@@ -248,9 +248,14 @@ class _Loop(asyncio.SelectorEventLoop):
 
     @property
     def next_timer(self) -> float | None:
-        """Return the time of the next timer."""
+        """Return the time of the next timer. This removes cancelled timers before it, as asyncio
+        does."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled
-        return min((handle.when() for handle in scheduled if not handle.cancelled()), default=None)
+        while scheduled and scheduled[0].cancelled():
+            removed: Any = heapq.heappop(scheduled)
+            removed._scheduled = False
+            self._timer_cancelled_count -= 1
+        return scheduled[0].when() if scheduled else None
 
     def settle(self) -> None:
         """Run all callbacks that can run now."""

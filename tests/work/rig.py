@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
@@ -215,9 +216,10 @@ class Rig:
     async def until(self, sql: str, expected: object = True, *args: object) -> None:
         """Wait until a query returns this value."""
         value: object = None
+        pauses = chain(repeat(0.005, 10), repeat(0.02))
         with anyio.move_on_after(PATIENCE):
             while (value := await self.schema.fetchval(sql, *args)) != expected:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(next(pauses))
             return
         raise AssertionError(f"{sql!r} stayed {value!r}, not {expected!r}")
 
