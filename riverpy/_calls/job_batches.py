@@ -23,7 +23,7 @@ from riverpy._postgres.driver import (
     is_damaged_or_untranslatable_error,
 )
 from riverpy.errors import ConfigError, JobDamagedError, JobRunningError, NotFoundError
-from riverpy.job import JobColumn, JobRow, JobState
+from riverpy.job import JobColumn, JobRow, JobState, get_raw_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class JobBatchMethods(ClientMethods):
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")
         job = JobRow(tuple(row))
-        if job.state is JobState.RUNNING:
+        if get_raw_state(job) == JobState.RUNNING:
             raise JobRunningError(
                 f"job {job_id} is running, so it was not deleted: cancel it, and delete it when it "
                 "has ended"

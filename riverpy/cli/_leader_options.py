@@ -21,6 +21,7 @@ from riverpy.cli._settings import (
     SettingsError,
     SettingSources,
     SettingValue,
+    ValueBySetting,
 )
 from riverpy.config import find_leader_setting_faults
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
-_ValueBySetting = dict[Setting[Any], SettingValue[Any]]
-
 _OPTION_FAULTS_KEY = "riverpy.worker_option_faults"
 _CLIENT_SOURCE = "the client's Config"
 """The source of a value in an error text, if the value comes from the `Config` of the client. Other
@@ -90,7 +89,7 @@ def find_setting_values(
     sources: SettingSources,
     known_values: Mapping[Setting[Any], SettingValue[Any]],
     flags: Mapping[str, Any],
-) -> _ValueBySetting:
+) -> ValueBySetting:
     """Return the value of each setting and the source of the value.
 
     Args:
@@ -104,7 +103,7 @@ def find_setting_values(
     """
     context = click.get_current_context(silent=True)
     faults: list[str] = [] if context is None else context.meta.get(_OPTION_FAULTS_KEY, [])
-    values: _ValueBySetting = dict(known_values)
+    values: ValueBySetting = dict(known_values)
     for setting in SETTINGS:
         if setting not in known_values:
             try:
@@ -117,7 +116,7 @@ def find_setting_values(
     return values
 
 
-def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
+def check_leader_settings(config: Config, values: ValueBySetting) -> None:
     """Check that `values` are valid in combination with the settings of the client.
 
     Raises:
@@ -128,7 +127,7 @@ def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
 
 
 def _find_faults_of_combinations(
-    client_settings: Mapping[str, Any], values: _ValueBySetting
+    client_settings: Mapping[str, Any], values: ValueBySetting
 ) -> list[str]:
     """Return a text for each combination of settings that is not valid. If `values` has a setting,
     its value is used instead of that of the client."""

@@ -19,7 +19,7 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, get_args
 
 import click
 import msgspec
@@ -135,6 +135,10 @@ class SettingValue(msgspec.Struct, Generic[T], frozen=True):
 
     def or_none(self) -> T | None:
         return None if self.value is msgspec.UNSET else self.value
+
+
+ValueBySetting: TypeAlias = dict[Setting[Any], SettingValue[Any]]
+"""The settings of a command with their values."""
 
 
 def _parse_max_worker_age(text: str) -> timedelta:

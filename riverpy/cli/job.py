@@ -24,7 +24,7 @@ from riverpy.cli._run import run_async, translate_to_command_errors
 from riverpy.cli._types import NONEMPTY_TEXT_TYPE, IntegerType
 from riverpy.client import Client
 from riverpy.config import Config
-from riverpy.job import JobState
+from riverpy.job import JobState, get_raw_state
 from riverpy.job_list import JobFilters, JobOrder
 
 if TYPE_CHECKING:
@@ -292,12 +292,13 @@ def _change_jobs(
 async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_cancel(job_id, tx=tx)
-    if after.state is JobState.RUNNING:
+    state = get_raw_state(after)
+    if state == JobState.RUNNING:
         message = f"job {job_id} is running: its worker is notified to cancel it"
         return ItemChangeResult("cancel requested", message)
-    if before.finalized_at is not None or after.state is not JobState.CANCELLED:
+    if before.finalized_at is not None or state != JobState.CANCELLED:
         return ItemChangeResult(
-            ACTION_UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed"
+            ACTION_UNCHANGED, f"job {job_id} is {state} already: nothing was changed"
         )
     return ItemChangeResult("cancelled", f"job {job_id} is cancelled")
 
@@ -305,20 +306,21 @@ async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemChang
 async def _retry_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_retry(job_id, tx=tx)
-    if after.state is JobState.RUNNING:
+    old_state, state = get_raw_state(before), get_raw_state(after)
+    if state == JobState.RUNNING:
         return ItemChangeResult(ACTION_UNCHANGED, f"job {job_id} is running: nothing was changed")
-    if (before.state, before.scheduled_at) == (after.state, after.scheduled_at):
+    if (old_state, before.scheduled_at) == (state, after.scheduled_at):
         return ItemChangeResult(
-            ACTION_UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed"
+            ACTION_UNCHANGED, f"job {job_id} is {state} already: nothing was changed"
         )
     one_more = ", with one more attempt" if after.max_attempts > before.max_attempts else ""
-    message = f"job {job_id} was {before.state}: it is available now{one_more}"
+    message = f"job {job_id} was {old_state}: it is available now{one_more}"
     return ItemChangeResult("retried", message)
 
 
 async def _delete_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
     deleted = await client.job_delete(job_id, tx=tx)
-    return ItemChangeResult("deleted", f"job {job_id} was {deleted.state}: it is deleted")
+    return ItemChangeResult("deleted", f"job {job_id} was {get_raw_state(deleted)}: it is deleted")
 
 
 async def _read_in_transaction(

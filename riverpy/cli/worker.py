@@ -9,7 +9,7 @@ import time
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 import click
@@ -59,7 +59,7 @@ from riverpy.cli._run import (
     run_until_complete,
     translate_to_command_errors,
 )
-from riverpy.cli._settings import Setting, SettingsError, SettingSources, SettingValue
+from riverpy.cli._settings import SettingsError, SettingSources, SettingValue, ValueBySetting
 from riverpy.cli._signals import (
     StoppedBeforeStartError,
     StopPlan,
@@ -87,9 +87,6 @@ if TYPE_CHECKING:
     from riverpy.cli._target import ClientTarget
     from riverpy.client import Client
     from riverpy.worker import RegisteredWorker
-
-_ValueBySetting = dict[Setting[Any], SettingValue[Any]]
-"""The settings of the command with their values."""
 
 FIRST_CONNECTION_TIMEOUT = 10.0
 """The maximum number of seconds that a worker waits at its start until the database accepts
@@ -215,7 +212,7 @@ def worker(
 class _ClientRunner:
     """Runs the client in this process until it stops."""
 
-    def __init__(self, settings: _ValueBySetting, stream: LogStream, *, drain: bool) -> None:
+    def __init__(self, settings: ValueBySetting, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
         self._log_stream = stream
         self._should_drain = drain

@@ -13,6 +13,8 @@ import pytest
 
 from riverpy import EventKind, InsertOpts, UniqueOpts
 from riverpy.cli import _changes, _connected
+from riverpy.migrate import migrate_all
+from tests._database import connected
 from tests.cli.test_command import UNREACHABLE, invoke
 from tests.kit.damaged_rows import DAMAGE, VALUES, damage
 from tests.work.rig import Rig, Task
@@ -161,6 +163,27 @@ async def test_retry(schema: Schema) -> None:
         5: ("running", 3, True),
         8: ("available", 4, True),
     }
+
+
+async def test_state_of_newer_river(fresh_database_url: str) -> None:
+    """Jobs in a state that only a newer version of River knows can be retried, cancelled and
+    deleted."""
+    async with connected(fresh_database_url) as connection:
+        await migrate_all(connection)
+        await connection.execute("ALTER TYPE river_job_state ADD VALUE 'hibernating'")
+        await connection.execute(
+            "INSERT INTO river_job (id, kind, args, max_attempts, state)"
+            " SELECT id, 'task', '{}', 3, 'hibernating' FROM generate_series(1, 3) AS id"
+        )
+    for verb, said in (
+        ("retry", "job 1 was hibernating: it is available now\n"),
+        ("cancel", "job 2 is cancelled\n"),
+        ("delete", "job 3 was hibernating: it is deleted\n"),
+    ):
+        job_id = said.split()[1]
+        options = ("--database-url", fresh_database_url, *(["--yes"] if verb == "delete" else []))
+        result = await asyncio.to_thread(invoke, "job", verb, job_id, *options)
+        assert (result.exit_code, result.stdout) == (0, said), result.output
 
 
 async def test_json(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
