@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from riverpy._postgres.schema import list_migration_lines, load_migrations
+from riverpy._postgres.sql_files import sql_directory
 from riverpy.migrate import Migrator
 from tests.migrate.catalog import catalog_vector, read_catalog, without_history
 
@@ -15,6 +17,13 @@ if TYPE_CHECKING:
 
 VERSIONS = range(1, 9)
 SCHEMAS = ["public", "MixedCase_1"]
+
+
+@pytest.mark.parametrize("line", list_migration_lines())
+def test_file_names(line: str) -> None:
+    """The loader reads each file of a migration line: two files for each version."""
+    files = list(sql_directory().joinpath("migrations", line).iterdir())
+    assert len(files) == 2 * len(load_migrations(line))
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
