@@ -110,8 +110,8 @@ def encode_unchecked_string(value: str) -> str:
 
 
 def _apply_go_escapes(text: str) -> str:
-    """Replace the characters that Go escapes in JSON text. The size of the result is checked
-    first."""
+    """Replace the characters that Go escapes in JSON text. If the result would be larger than
+    `JSON_SIZE_MAX`, raise _EncodingError without making it."""
     if len(text) > JSON_SIZE_MAX // 6:  # an escape has 6 characters instead of 1
         _check_size(len(text) + 5 * sum(map(text.count, _GO_ESCAPES)))
     for char, escape in _GO_ESCAPES.items():
@@ -414,8 +414,8 @@ def compact_like_go(text: str, *, path: str = "$") -> str:
 
 def compact_object_like_go(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
     """Remove spaces from the text of a JSON object, and apply Go's escapes; see `compact_like_go`.
-    If `may_be_array` is True, the text may also be an empty array: River treats it as an empty
-    object in args."""
+    If `may_be_array` is True, the text may also be `[]`: in the args of a job, River treats an
+    empty array as an empty object."""
     compact = compact_like_go(text, path=path)
     if not compact.startswith("{") and not (may_be_array and compact == "[]"):
         raise ArgsError(f"{path}: must be a JSON object, got {compact[:80]}", path=path)

@@ -280,9 +280,12 @@ def _make_secret_error_text(place: str) -> str:
 
 
 def _find_undecodable_path(schema: Any, path: str) -> str | None:
-    """Return the path of the first required value that cannot be decoded from JSON. If a validator
-    runs before a type is checked, this type is not examined, because the validator may convert the
-    JSON."""
+    """Return the path of the first required value that cannot be decoded from JSON. None: no such
+    value was found.
+
+    A type with a validator that runs before pydantic checks the type is not examined: the validator
+    may convert the JSON value to this type.
+    """
     kind = schema["type"]
     if kind in _UNDECODABLE_SCHEMA_TYPES:
         return path

@@ -16,8 +16,9 @@ ResultT = TypeVar("ResultT")
 
 
 class ExecutionState(Enum):
-    """What one call of `run_once`, `run_at_most_once` or `run_at_least_once` did, and what is known
-    about the effect, i.e. about what the function of the call does."""
+    """The outcome of one call of `run_once`, `run_at_most_once` or `run_at_least_once`: whether the
+    call ran the function, and whether the effect of the function has happened. The effect is what
+    the function does, for example sending a mail."""
 
     RAN = "ran"
     """The function ran in this call."""

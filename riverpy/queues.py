@@ -72,8 +72,8 @@ class ClientQueues(Mapping[str, QueueConfig]):
         """Create the mapping without queues.
 
         Args:
-            get_running: returns the object that changes the running client; None: the client does
-                not run.
+            get_running: returns the object that adds, removes and resizes queues of the running
+                client. None: the client does not run.
             has_workers: whether the client has workers. Without workers it can have no queues.
         """
         self._get_running_queues = get_running

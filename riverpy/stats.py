@@ -40,9 +40,9 @@ class Histogram(msgspec.Struct, frozen=True):
     def quantile(self, share: float) -> float | None:
         """Return an estimate of a quantile of the values, for example the median if `share` is 0.5.
 
-        The estimate is one of the bounds: the smallest one for which at least the fraction `share`
-        of the values is at or below the bound. Infinity: the quantile is above all bounds. None:
-        there are no values, or `share` is 0."""
+        The estimate is one of `bounds`. `share` is a fraction from 0 to 1: at least this fraction
+        of the values is less than or equal to the estimate, and no smaller bound has this property.
+        Infinity: the quantile is above all bounds. None: there are no values, or `share` is 0."""
         left = share * self.count
         if left <= 0:
             return None

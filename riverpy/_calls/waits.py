@@ -35,7 +35,8 @@ class WaitMethods(ListeningMethods):
 
     @abstractmethod
     async def insert(self, args: JobArgs | RawArgs, opts: InsertOpts | None = None) -> InsertResult:
-        """Insert a job."""
+        """Insert a job. The client class implements this method, and `insert_and_wait` calls
+        it."""
 
     async def wait(
         self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT

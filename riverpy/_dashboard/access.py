@@ -78,9 +78,13 @@ async def authorize_request(
 
 
 def _require_local_request(request: Request) -> None:
-    """Raise PageError if a proxy forwarded the request, or if the connection or the address in the
-    browser is not local. Without the check of the address, another site could use DNS to give its
-    own host name the address of this machine, and send requests to the dashboard."""
+    """Raise PageError if the request does not come from a loopback address such as 127.0.0.1, if a
+    proxy forwarded the request, or if its `Host` header is not localhost or a loopback address.
+
+    The check of the `Host` header protects against DNS rebinding: the operator of another site lets
+    the site's host name point to 127.0.0.1. Then the scripts of that site could send requests to
+    the dashboard.
+    """
     peer = request.client.host if request.client is not None else ""
     if not _is_loopback(peer):
         raise PageError(

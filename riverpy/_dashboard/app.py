@@ -307,8 +307,8 @@ class _DashboardApp:
 
     async def _send_internal_error(self, request: Request, _error: Exception) -> Response:
         """Send an error page after an error in the dashboard or in `authorize`. The web server logs
-        the error. Starlette calls this handler outside of all middleware, so the handler does their
-        work itself."""
+        the error. Starlette calls this handler outside of all middleware. So the handler itself
+        corrects the mount path and adds the security headers."""
         response = self._render_error_page(
             Request(correct_mount_path(request.scope)),
             500,

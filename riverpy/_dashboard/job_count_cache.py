@@ -79,8 +79,8 @@ class _CountsReadCache(Generic[CountsT]):
     async def read(
         self, key: Hashable, read: Callable[[Transaction], Awaitable[Sequence[CountsT]]]
     ) -> CountsResult[CountsT]:
-        """Return the cached result for this key. If there is none or it has expired, call `read`
-        and store its result."""
+        """Return the cached result for `key`. If the cache has no result, or the result has
+        expired, read the counts with the function `read` and cache the new result."""
         async with self._lock:
             expires_at, known = self._reads.pop(key, (0.0, None))
             if known is None or time.monotonic() >= expires_at:

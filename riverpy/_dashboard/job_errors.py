@@ -64,8 +64,9 @@ class ErrorGroups(NamedTuple):
 
 
 def get_last_error_line(job: JobRow) -> str:
-    """Return the first line of a job's last error, shortened and with masked passwords. Return an
-    empty text if the job has no error, or if lists of its state show no errors."""
+    """Return one line for a job list: the first line of the newest error of a job, shortened and
+    with masked passwords. Return an empty text if the job has no error, or if its state is not one
+    of `STATES_WITH_ERRORS`."""
     if get_raw_state(job) not in STATES_WITH_ERRORS:
         return ""
     entries = list(iterate_error_entries(job.get_encoded_values()[JobColumn.ERRORS]))
@@ -104,8 +105,8 @@ def _get_first_line(text: str) -> str:
 
 def _find_common_prefix(line: str, whole: str) -> str:
     """Return the text with which both `line` and `whole` begin. `whole` is the first line of a
-    stored error, and `line` is the same line as a page shows it. They differ from the first masked
-    password on, or from where the shown line was shortened."""
+    stored error, and `line` is the same line as a page shows it. Both texts are equal up to the
+    first password (`line` has a mask there) or up to the place where `line` was shortened."""
     length = 0
     for shown, stored in zip(line, whole, strict=False):
         if shown != stored:

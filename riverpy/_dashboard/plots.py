@@ -169,8 +169,9 @@ def make_plot_section(
     links: Sequence[RangeLink],
     notes: Sequence[str],
 ) -> PlotSection:
-    """Return the plots of the counts in `steps`. If no attempt ended in these steps, the section
-    has no plots."""
+    """Return a section of a page with plots of the ended attempts, the failed attempts and the
+    waits in each of `steps` (the equal parts of the time range). If no attempt ended in the time
+    range, the section has no plots."""
     rows = [
         PlotRow(_format_timestamp(one.started_at, time_range.time_format), one.counts)
         for one in reversed(steps)

@@ -24,5 +24,5 @@ def rank_health(health: Health) -> int:
 
 
 def sort_sentences(sentences: list[HealthSentence]) -> list[HealthSentence]:
-    """Return the sentences sorted by health, the worst first."""
+    """Return the sentences sorted by their field `health`, the worst health first."""
     return sorted(sentences, key=lambda one: -rank_health(one.health))

@@ -133,7 +133,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._announce_wanted_events_soon()
 
     def add_row_reader(self, reader: RowReader) -> None:
-        """Watch the job of a reader. The reader soon receives the row of the job."""
+        """Start to watch the job with the id `reader.job_id`. The next read from the database
+        passes the row of this job to the reader."""
         self._require_open()
         self._readers_by_id.setdefault(reader.job_id, WeakSet()).add(reader)
         self._version_by_id[reader.job_id] = ""  # send the row to the new reader

@@ -20,7 +20,8 @@ class RowReaderOwner(Protocol):
         """Start reading the row of the reader's job."""
 
     def remove_row_reader(self, reader: RowReader) -> None:
-        """Stop reading the row for this reader."""
+        """Stop reading the row of the reader's job for this reader. Other readers of the same job
+        still receive the row."""
 
 
 class WatchClosedError(ClientStateError):
@@ -50,8 +51,10 @@ class RowReader:
     # -- called by the owner
 
     def set_row(self, version: str, row: JobRow | None) -> None:
-        """Store the newest row. None: the job does not exist. The same row may be stored twice if
-        another reader of the job was added."""
+        """Store the newest row of the job. None: the job does not exist.
+
+        The owner may pass the same row twice: when another reader of the job is added, the owner
+        passes the current row to all readers of this job."""
         if row is None:
             self.set_error(make_missing_job_error(self.job_id))
         else:

@@ -150,9 +150,9 @@ def make_shared_statement_setup(
     password: PasswordSource | None,
     require_open: Callable[[], object],
 ) -> SharedStatementSetup | None:
-    """Return the setup for shared statements. Return None if the client uses a caller's pool. Such
-    a pool may prepare a connection each time a call acquires one. So one statement must not insert
-    the jobs of several calls."""
+    """Return the setup for shared statements (each inserts the jobs of several calls). Return None
+    if `database` is a pool of the caller. Such a pool may run setup code each time a connection is
+    acquired, so each call must insert its jobs over a connection that it has acquired."""
     if not isinstance(database, str):
         return None
     connector = Connector(database, config, password)

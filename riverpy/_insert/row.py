@@ -99,8 +99,11 @@ class RowTemplates:
         self._row_by_class: dict[type, InsertRow] = {}
 
     def make_row(self, args: JobArgs | RawArgs) -> InsertRow | None:
-        """Return the row of a job that is inserted without options. Return None if no row of its
-        class is kept, or if its args may set options.
+        """Return the row of a job that is inserted without options: a copy of the row that this
+        object keeps for the args class, with the new args.
+
+        Return None if no row is kept for the args class, if the `kind` of the class has changed
+        since, or if the args may set options.
 
         Raises:
             ArgsError: the args cannot be stored as a JSON object.

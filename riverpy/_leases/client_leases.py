@@ -22,9 +22,10 @@ class ClientLeaseEngine:
     closes it."""
 
     def __init__(self, make_engine: Callable[[list[Lease]], LeaseEngine]) -> None:
-        """Create the object without an engine. `make_engine` creates the engine later. Its argument
-        is the list of leases that earlier engines of the client have ended although the work under
-        these leases may still run."""
+        """Create the object without an engine. `open` calls `make_engine` to create an engine.
+
+        The argument of `make_engine` is a list of leases. Earlier engines of the client have ended
+        these leases, but the work under the leases may still run."""
         self._make_engine = make_engine
         self._leases_with_running_work: list[Lease] = []
         self._engine: LeaseEngine | None = None

@@ -170,8 +170,8 @@ class LeaseEngine:
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:
-        """The last report of `Lease.report_lag` for each held lease, by the name of the lease with
-        the prefix of the store."""
+        """The last report of `Lease.report_lag` for each held lease. The keys are the names of the
+        leases as in the table: with the prefix of the store."""
         prefix = self._store.lease_name_prefix
         return {
             prefix + lease.name: ReportedLag(lease.epoch, lag.count, lag.age, lag.reported_ago)

@@ -26,9 +26,13 @@ class _TermWithoutEndEvent(msgspec.Struct):
 
 
 class LeaseEventPublisher:
-    """Publishes the events of each term (from the acquisition of a lease to its end): first
-    ACQUIRED, then FAILED if the work raises an error before the end was published, and at the end
-    either LOST or RELEASED."""
+    """Publishes the events of each term. A term is the time from the acquisition of a lease to the
+    end of the lease.
+
+    The first event is ACQUIRED, and the last one is LOST or RELEASED. FAILED is published between
+    them if the work under the lease raises an error. After LOST or RELEASED, an error of the work
+    is not published.
+    """
 
     def __init__(self, publish: Callable[[Event], None] | None) -> None:
         """Create the publisher of an engine. `publish` sends an event to the subscribers, without

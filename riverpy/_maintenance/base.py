@@ -63,8 +63,8 @@ class MaintenanceService(ABC):
         """A signal for tests, emitted after each successful run."""
 
     async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
-        """Prepare the service, once, before its first run. If this raises an error, all maintenance
-        of the term fails to start."""
+        """Prepare the service, once, before its first run. If this method raises an error, no
+        maintenance service of this term starts its work."""
 
     @abstractmethod
     async def run_once(self, scope: StopScope) -> float:

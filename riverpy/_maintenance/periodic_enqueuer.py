@@ -128,8 +128,8 @@ class NewPeriodicJob(NamedTuple):
 
 
 class PeriodicEnqueuer(MaintenanceService):
-    """Inserts the jobs of the client's periodic jobs during one term (the client's time as
-    leader)."""
+    """Inserts a job at each due time of each periodic job that the client has. It does so during
+    one term (the client's time as leader)."""
 
     name = "periodic enqueuer"
 
@@ -400,7 +400,9 @@ class PeriodicEnqueuer(MaintenanceService):
     def _plan_jobs_of_due_times(
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime
     ) -> PeriodicJobPlan:
-        """Plan the jobs of the due slots. Stop at the first slot whose job cannot be made."""
+        """Plan the jobs to insert for the due times of a periodic job, and the change of its row.
+        Stop at the first due time whose job cannot be made. The row stays at this due time, and
+        the plan contains the error."""
         due = find_due_times(job.schedule, job.missed, due_at, row.read_at)
         if row.is_paused:
             return PeriodicJobPlan(_make_row_change(row, due.next_time), [])

@@ -84,7 +84,8 @@ class DefaultLeaderChangeCheck(MaintenanceService):
 def make_domain_services(
     context: TermContext, heartbeat: HeartbeatWriter, jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
-    """Return the services of a leader of the client's domain, in their start order."""
+    """Return the maintenance services that the client runs while it is leader of its domain, in
+    their start order."""
     services = _make_queue_services(context, heartbeat)
     services.append(PeriodicEnqueuer(context, jobs, inserter))
     if context.config.domain != DEFAULT_DOMAIN:

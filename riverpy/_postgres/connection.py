@@ -60,9 +60,9 @@ _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
 
 class StatementTimeoutError(TimeoutError):
-    """riverpy's own timeout expired while a statement ran. When the `acquire` block started, at
-    least half of the timeout was left. Any other TimeoutError of `DedicatedConnection.acquire`
-    means that no statement was sent."""
+    """Raised if riverpy's own timeout expired inside the block of `DedicatedConnection.acquire`,
+    i.e. while a statement ran. The block had at least half of the timeout for its statements. Any
+    other TimeoutError of `acquire` means that no statement was sent."""
 
 
 async def set_statement_timeout(connection: Connection, timeout: timedelta) -> None:
@@ -244,9 +244,9 @@ class DedicatedConnection:
                 statement first, so riverpy's own timeout means that the connection is lost.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
                 the statements.
-            lock_wait_timeout: how many seconds `acquire` may wait for other tasks that use the
-                connection, in addition to its timeout. None: it waits for at most half of its
-                timeout.
+            lock_wait_timeout: how many seconds `acquire` may wait while another task uses the
+                connection. This wait does not count towards the timeout of `acquire`. None: the
+                wait counts towards that timeout, and takes at most half of it.
             on_reconnected: called after each reconnect, but not after the first connect.
         """
         self.name = name

@@ -105,7 +105,8 @@ class QueueOwnerStatus(NamedTuple):
 
 
 class DomainMember(NamedTuple):
-    """A client with a recent heartbeat by the server's clock, and the client's domain."""
+    """A client and its domain. The last heartbeat of the client is recent: not older than its
+    `dead_after`, by the server's clock."""
 
     client_id: str
     domain: str

@@ -78,6 +78,7 @@ async def fleet_read_changed_jobs(
 async def fleet_read_ended_jobs(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> list[EndedJob]:
-    """Return the jobs with these ids. Jobs that do not exist are left out."""
+    """Return the jobs with these ids, for events about jobs that a leader has ended. The state of
+    the jobs is not checked. Jobs that do not exist are left out."""
     rows = await get_query(_SQL_FILE, "fleet_ended_jobs", schema).fetch(connection, id=list(ids))
     return [EndedJob(*row) for row in rows]

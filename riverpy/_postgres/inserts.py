@@ -174,7 +174,8 @@ async def _insert_plain_job(
 def _list_plain_arguments(
     query: Query, row: InsertRow, to_notify: QueuesToNotify
 ) -> tuple[object, ...]:
-    """Return the arguments of a statement for one job for which `is_plain` is true."""
+    """Return the arguments of a statement that inserts one job. `row.is_plain()` must be true: the
+    job has no unique key, does not expire and replaces no job."""
     read_values = _make_value_reader(query.parameters)
     return (*read_values(row), to_notify.queues, str(to_notify.interval_ms))
 

@@ -196,9 +196,11 @@ async def job_count_read_queue_time_steps(
     step_seconds: int,
     rows_max: int,
 ) -> list[QueueTimeStepCounts]:
-    """Return the counts of these queues in the last hour, sorted by queue and time. Steps without
-    attempts are left out. The statement reads at most `rows_max` rows of all queues, newest
-    first."""
+    """Return how many attempts of jobs of these queues ended, and how many of these failed, in each
+    step of the last hour. A step is a part of the hour, `step_seconds` long.
+
+    The result is sorted by queue and time. Steps without attempts are left out. The statement reads
+    at most `rows_max` rows of all queues, newest first."""
     rows = await get_query(_SQL_FILE, "job_count_read_queues", schema).fetch(
         connection, queues=queues, step_seconds=step_seconds, rows_max=rows_max
     )

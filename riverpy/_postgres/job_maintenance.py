@@ -41,7 +41,8 @@ class JobFilter(NamedTuple):
 
 
 class EndedJobCursor(NamedTuple):
-    """A position in the list of the finished jobs of one state, which is sorted by their end."""
+    """A position in a list of finished jobs. All jobs of the list have the same state. The list is
+    sorted by the time when the jobs ended, then by id."""
 
     ended_at: str
     """When the job ended, as text from the server."""

@@ -140,8 +140,9 @@ async def lease_renew(
 async def lease_release(
     connection: Transaction, schema: str | None, *, name: str, epoch: int, holder: str
 ) -> bool:
-    """End a term. Return False if the term ended before. Fail if the row stays locked for longer
-    than `RELEASE_LOCK_TIMEOUT`."""
+    """Release a lease, i.e. end the term with the number `epoch`. Return False if the term had
+    already ended. Fail if another session locks the lease's row for longer than
+    `RELEASE_LOCK_TIMEOUT`."""
     statement = get_query(_SQL_FILE, "lease_release", schema)
     limit = to_milliseconds(RELEASE_LOCK_TIMEOUT)
     values = {"name": name, "epoch": epoch, "holder": holder, "lock_milliseconds": limit}
@@ -223,7 +224,8 @@ async def lease_list(
         prefix: return only the leases whose names start with this text. None: all leases.
         limit: the maximum number of leases. None: no limit.
         expired_within: return only leases that are held, and leases that expired within this time.
-            None: all leases. A table may have millions of leases that were released.
+            Released leases are left out: a table may have millions of them. None: return all
+            leases, also the released ones.
     """
     values = {"prefix": prefix, "limit": limit, "expired_within": expired_within}
     return await _read_leases(connection, schema, values)

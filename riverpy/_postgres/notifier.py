@@ -384,8 +384,8 @@ class Notifier:
         self._notification_queue_log.log_queue_state(is_full=is_full)
 
     def _log_delivery_failure(self) -> None:
-        """Log that no notifications arrive. This is logged only once until a probe arrives
-        again."""
+        """Log that no notifications arrive. After that, do nothing until a probe has arrived, so
+        that one failure is logged only once."""
         if self._is_delivery_failure_logged:
             return
         self._is_delivery_failure_logged = True
@@ -399,8 +399,9 @@ class Notifier:
 
     async def _reconnect(self, scope: StopScope, *, was_proven: bool) -> None:
         """Reconnect, and retry with delays until a connect succeeds. Then call `resync`.
-        `was_proven`: whether notifications arrived over the old connection before it was lost or a
-        probe failed. If not, wait before the first try."""
+        `was_proven` is the result of `_watch_connection`: whether notifications arrived over the
+        old connection until it was lost, or until a probe (a test notification) did not arrive. If
+        `was_proven` is False, wait before the first try."""
         is_loss = self._connection_lost.is_set() and not self._is_delivery_failure_logged
         self.is_delivery_proven = False
         if self._connection is not None:

@@ -147,8 +147,12 @@ def splice_schema(text: str, schema: str | None) -> str:
 @cache
 def load_statements(file: str) -> dict[str, str]:
     """Return the blocks of `sql/queries/<file>.sql`, without their comment lines. The key is the
-    name of the block. A block with a line `-- queues: column` is in the result three times, also
-    under its name with `_in_queues` and with `_except_queues`."""
+    name of the block.
+
+    A block with a line `-- queues: column` has three entries, because this line stands for a
+    condition on the queue. Under the name of the block there is no condition. With `_in_queues`
+    after the name, the condition accepts only the queues in the parameter `queues`. With
+    `_except_queues`, it accepts all queues except these."""
     parts = _STATEMENT_NAME_PATTERN.split(
         sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
     )

@@ -140,9 +140,9 @@ class Attempt(Job[Any]):
 
     @property
     def claimed_row(self) -> Sequence[Any]:
-        """The row as the claim returned it. `attempted_by` is None if only this client has claimed
-        the job, and `tags` is None if the job has no tags. This is so for most jobs.
-        `get_encoded_values` fills in both values."""
+        """The row as the claim returned it. The claim leaves out two values that most jobs do not
+        need: `attempted_by` is None if this claim has added its first entry, and `tags` is None
+        if the job has no tags. `get_encoded_values` returns the row with both values."""
         return self._row
 
     @property

@@ -63,8 +63,8 @@ class ChildProcessPool:
         self.keep_or_end_child(self._busy_children.pop(claim_key))
 
     def keep_or_end_child(self, child: ChildProcess) -> None:
-        """Keep a child for the next job. If its job was cancelled or its process has ended, end the
-        child instead."""
+        """Keep a child process for the next job. But if the job of the child was cancelled, kill
+        the child. If the child has already exited, only close its pipes and log its output."""
         if child.is_job_cancelled or child.has_exited:
             child.kill_and_wait(CHILD_EXIT_TIMEOUT)
         else:

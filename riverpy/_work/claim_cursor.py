@@ -101,11 +101,12 @@ class SlowClaimDetector:
 class SlowQueueFinder:
     """Finds out which of several queues makes a claim of all these queues slow.
 
-    For this, the client sends separate claims, one for each queue, and this class compares their
-    durations. A queue is slow if its claim takes longer than the claims of other queues. If the
-    separate claims take no longer in total than one claim of all queues, all queues count as slow,
-    because separate claims then cost no more time. If they take longer, and no queue differs from
-    the others, the whole machine is busy, and separate claims do not help.
+    For this, the client claims from each queue separately, and this class compares the durations.
+    A queue counts as slow in two cases. First, its claim takes longer than the claims of other
+    queues. Second, the separate claims together take no longer than one claim of all queues (see
+    `CLAIM_DURATION_TOLERANCE_FACTOR`): then all queues count as slow, because separate claims cost
+    no more time. If neither is the case for
+    any queue, the whole machine is busy, and separate claims do not help.
     """
 
     def __init__(self) -> None:

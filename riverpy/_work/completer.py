@@ -327,7 +327,7 @@ class Completer:
         self._report_stored_results(stored)
 
     def _log_failed_result(self, attempt: Attempt, error: Exception) -> None:
-        """Log a result that cannot be stored, even by a statement for this result only."""
+        """Log a result that cannot be stored, even by a statement that stores no other result."""
         self._log_delayed_results(
             [attempt], describe_error(error), is_slow=find_error_cause(error) is ErrorCause.TIMEOUT
         )

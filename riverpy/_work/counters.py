@@ -92,7 +92,8 @@ class KindCounters:
         self.run_times = HistogramBuilder(RUN_TIME_BUCKET_BOUNDS)
 
     def stats(self) -> KindStats:
-        """Return the current counts."""
+        """Return how many attempts have ended with each outcome so far, and the histogram of their
+        run times."""
         counts = self.other_outcome_counts
         return KindStats(
             completed=self.completed_count,

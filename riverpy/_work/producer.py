@@ -458,7 +458,7 @@ class Producer:
         self.claimed.emit()
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
-        """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
+        """Claim up to `limit` jobs of the queue in the range `part`. Returns the claimed number."""
         claim = self._send_claim(connection, limit, part, self.unclaimable_jobs.skipped_job_ids)
         rows, took = await self._claim_and_start(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at

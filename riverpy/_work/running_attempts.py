@@ -82,7 +82,8 @@ class RunningAttempts:
         return self._run_task is not None and self._run_task.cancelling() > 0
 
     def add_attempts(self, attempts: Sequence[Attempt]) -> None:
-        """Add claimed attempts."""
+        """Add attempts of jobs that this client has just claimed. They stay in this object until
+        they end or are released."""
         self._attempts.update(attempts)
         if attempts:
             self._all_attempts_ended.clear()
@@ -133,9 +134,11 @@ class RunningAttempts:
     async def stop_attempts(
         self, soft_timeout: float | None, hard_timeout: Callable[[], float]
     ) -> None:
-        """Wait for the attempts to end, at most `soft_timeout` seconds; None means no limit. Then
-        cancel the attempts that are still running, and wait again, at most the seconds that
-        `hard_timeout` returns."""
+        """Wait until the attempts have ended, for at most `soft_timeout` seconds. None: no limit.
+
+        Then cancel the attempts that are still running, call `hard_timeout`, and wait again for at
+        most the number of seconds that it returned.
+        """
         if soft_timeout is not None:
             self._soft_stop_scope.deadline = anyio.current_time() + soft_timeout
         try:

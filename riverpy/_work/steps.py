@@ -295,8 +295,10 @@ class AttemptStepRunner:
             raise
 
     async def _store_step_in_transaction(self, tx: CallerTransaction) -> None:
-        """Store the running step in the caller's transaction: with its cursor if it has one,
-        otherwise as completed."""
+        """Store the running step in the caller's transaction.
+
+        If the step has a cursor (a value that marks how far the step has come), store the step with
+        the last value that `job.set_cursor` has set. Otherwise store the step as completed."""
         running = self._running_step
         if running is None:
             raise StepError("job.checkpoint(tx) stores the running step, so call it in a step")

@@ -152,7 +152,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
 
     @property
     def is_followed(self) -> bool:
-        """Whether a client follows the events of this client."""
+        """Whether any client has asked to receive the events of this client, for example with a
+        subscription that has `fleet=True`."""
         return self.fleet_outbox is not None
 
     def publish_jobs_ended_by_leader(

@@ -68,7 +68,8 @@ class UnclaimableJobs:
 
     @property
     def skipped_job_ids(self) -> list[int]:
-        """The ids of the jobs that claims skip."""
+        """The ids of the jobs that are skipped when jobs are claimed, because earlier claims of
+        these jobs failed."""
         return [aside.row for aside in self._skipped_jobs.rows]
 
     @property
@@ -135,7 +136,8 @@ class UnclaimableJobs:
     ) -> bool:
         """Record a failed claim that requested `limit` jobs and took `seconds` seconds. Return
         whether to claim again at once. If the claim was for a single job, `job_id` is the id of
-        this job. It is None if the claim was for several jobs, or if the id was not read."""
+        this job. It is None if the claim was for several jobs, or if the claim failed before the
+        id was read."""
         self._consecutive_failed_claims += job_id is None or job_id not in self._skipped_jobs
         if not self._error_detector.record_and_check_if_caused_by_row(error):
             return False

@@ -43,7 +43,7 @@ commands with `--json` print these notes."""
 
 
 class ItemChangeResult(NamedTuple):
-    """The result of changing one item."""
+    """The result of the change of one job, queue or other item of a command."""
 
     action: str
     """A word for the change. `ACTION_UNCHANGED` means that no change was needed, and

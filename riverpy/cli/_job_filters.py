@@ -65,9 +65,9 @@ job_ids_option = click.option(
 
 
 def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Decorate a command with the options that select jobs, such as `--kind`. The command function
-    receives the values of the options that the user has given as one dict, in its parameter
-    `filters`."""
+    """Decorate a command with the options that select jobs, such as `--kind`. The parameter
+    `filters` of the command function receives a dict. It contains the values of those options that
+    the user has given."""
     names = [one[1] for one in _FILTER_OPTIONS]
 
     @wraps(command)

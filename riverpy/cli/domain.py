@@ -293,10 +293,10 @@ def _domain_to_json_object(
 ) -> dict[str, object]:
     """Return the object for a domain in the `--json` output.
 
-    `queues` is None for the domain `default`, because it has all queues that no other domain has.
-    `orphaned` is True if no client of the domain has sent a heartbeat for 10 minutes: then the
-    leader of `default` maintains the queue. `last_seen_at` is None if the domain never had a
-    client.
+    `queues` has an object for each queue of the domain. It is None for the domain `default`,
+    because `default` has all queues that no other domain has. `orphaned` of a queue is True if no
+    client of the domain has sent a heartbeat for 10 minutes: then the leader of `default` maintains
+    this queue. `last_seen_at` is None if the domain never had a client.
     """
     members = domain_map.live_clients(domain_name)
     is_default = domain_name == DEFAULT_DOMAIN

@@ -50,6 +50,7 @@ def _create_tables(*, using: str, sender: AppConfig, **_: Any) -> None:
 def _is_test_run() -> bool:
     """Return whether a test runner has called Django's `setup_test_environment`.
 
-    Test runners call it before they create databases. It adds `outbox` to the module `mail`.
+    Test runners call that function before they create databases. It sets `django.core.mail.outbox`,
+    so the existence of `outbox` shows that it was called.
     """
     return hasattr(mail, "outbox")

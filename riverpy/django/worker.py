@@ -58,8 +58,9 @@ def read_slots_per_queue() -> dict[str, int] | None:
     """Return the slots of each queue that `manage.py riverpy worker` works, i.e. how many of its
     jobs run at the same time.
 
-    Return None if a setting is wrong, or if `RIVERPY["WORKERS"]` names a function, which only the
-    worker calls. This function imports the workers, but opens no connection.
+    Return None if a setting is wrong, or if `RIVERPY["WORKERS"]` names a function: only
+    `manage.py riverpy worker` calls such a function, so the slots are not known here. This call
+    imports the object that `RIVERPY["WORKERS"]` names, but opens no connection.
     """
     try:
         settings = read_settings()

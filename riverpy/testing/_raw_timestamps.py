@@ -43,8 +43,8 @@ class RawTimestampConnection:
 
     @classmethod
     def wrap(cls, connection: Transaction) -> Connection:
-        """Return an adapter with the type `Connection` for the type checker. It has only the
-        methods that riverpy's statements use."""
+        """Return an adapter of `connection`. For the type checker its type is `Connection`, but it
+        has only those methods of a connection that riverpy's statements use."""
         return cast("Connection", cls(connection))
 
     async def fetch(self, statement: str, *values: object) -> list[Any]:

@@ -173,11 +173,13 @@ class SessionTurns:
     def _check_undone_commits(self, turn: _Turn) -> None:
         """At the end of a turn, set `error` if the sessions overlapped in a wrong way.
 
-        If the turn was committed, set no error. If it has written, or if another session has
-        committed inside it, set `has_committed_inside` of the turns that began before it, because
-        their rollback would undo these commits. If the turn was not committed, set `error` in two
-        cases: a session whose turn began later is still open, or another session has committed
-        inside this turn, so that the rollback undoes that commit."""
+        A committed turn sets no error. But the rollback of an earlier turn, which is still open,
+        would undo this commit. So if the turn has written, or contains the commit of another
+        session, mark all earlier turns with `has_committed_inside`.
+
+        A turn without a commit was rolled back. Then set `error` in two cases: a session whose turn
+        began later is still open, or another session committed inside this turn, so that the
+        rollback undid that commit."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:

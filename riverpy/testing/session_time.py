@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class SessionTime:
-    """Lets a test act as if time has passed for its jobs, and moves the clock that chooses the
-    period of jobs with `UniqueOpts.by_period`. The jobs are those of the test's session or, in a
-    test with a client instead of a session, the committed jobs."""
+    """Lets a test act as if time has passed for its jobs. It also moves the clock by which the
+    test's clients find the period of a job with `UniqueOpts.by_period`. The jobs are those of the
+    test's session or, in a test with a client instead of a session, the committed jobs."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client, clock: FixedClock) -> None:
         """Create the object.

@@ -139,7 +139,8 @@ async def count_states(call: ApiCall, _: NoInput) -> StateCounts:
 
 
 async def get_features(call: ApiCall, _: NoInput) -> Features:
-    """Return the features of this API."""
+    """Return what River UI may show: no page of River Pro, and job args only if the dashboard does
+    not hide them."""
     return Features(RiverProFeatures(), call.site.options.hide_args)
 
 

@@ -261,8 +261,8 @@ class BenchRun:
 
         The client sends the event of a job when the result of the job is stored. The result of the
         last job is stored in the last batch, so the event of this job marks the end of the
-        measurement. The subscription opens only when the code of all jobs has run, because earlier
-        events would cost time.
+        measurement. The subscription opens only when the functions of all jobs have run, so that
+        sending events for the earlier results does not lengthen the measured time.
         """
         costs: list[float] = []
         async with anyio.create_task_group() as tasks:

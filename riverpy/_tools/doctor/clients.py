@@ -70,7 +70,8 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _client_data(client: ClientRow, running_job_count: int) -> dict[str, object]:
-    """Return the facts about one client for the `data` of a finding."""
+    """Return the values about one client that a finding (the result of a check) has in its field
+    `data`."""
     return {
         "client_id": client.client_id,
         "version": client.version,

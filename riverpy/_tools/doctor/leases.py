@@ -51,9 +51,11 @@ class _UserLease(NamedTuple):
 
     @property
     def seconds_behind(self) -> float:
-        """How far the holder is behind with its work, in seconds: the age of its oldest unhandled
-        item when it last reported its lag, plus the time since that report. If the report has no
-        age, only the time since the report. 0: the holder reported no lag, or no unhandled item."""
+        """How many seconds the holder of the lease is behind with its work.
+
+        The value is the age of the oldest unhandled item in the holder's last lag report, plus the
+        time since this report. A report with only a number of unhandled items counts as age 0. The
+        value is 0 if the holder has made no report, or if the report contains no unhandled item."""
         if self.lag is None or not (self.lag.age or self.lag.count):
             return 0.0
         return (self.lag.age or 0.0) + self.lag.reported_ago

@@ -225,8 +225,8 @@ async def read_server(connection: Transaction) -> ServerRow:
 
 
 async def read_settings(connection: Transaction, setting_names: Sequence[str]) -> list[SettingRow]:
-    """Return the settings of the session with these names. Settings that the server does not have
-    are left out."""
+    """Return the PostgreSQL settings with these names, with the values that apply to this session.
+    Settings that the server does not have are left out."""
     return await _fetch_rows(SettingRow, connection, "doctor_settings", name=list(setting_names))
 
 

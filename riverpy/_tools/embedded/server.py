@@ -358,7 +358,14 @@ class EmbeddedPostgres:
         }
 
     def _start_detached_process(self, role: str, argument: str) -> None:
-        """Start a supervisor or a holder and wait until it is ready."""
+        """Start a helper process that does not end with this process, and wait until it is ready.
+
+        With `role` "supervise", it is the supervisor, which starts and stops the server. With
+        "hold", it is the holder, which keeps the server running.
+
+        Raises:
+            DatabaseError: the process did not become ready.
+        """
         started = subprocess.run(  # noqa: S603 (a file of this package)
             [sys.executable, "-I", "-S", processes.__file__, role, argument],
             capture_output=True,

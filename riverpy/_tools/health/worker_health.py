@@ -157,8 +157,10 @@ class HealthRequestHandler:
     async def _yield_lines_and_count_stream(
         self, lines: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an empty part, then `lines`. The stream counts as one of the `EVENT_STREAMS_MAX`
-        readers from the first read until the generator ends. So the caller reads the empty part at
+        """Yield an empty part, then `lines`, and count this stream as open until the generator
+        ends. At most `EVENT_STREAMS_MAX` streams may be open.
+
+        The code of a generator starts at the first read. So the caller reads the empty part at
         once, and the stream is counted before another request runs."""
         self._open_stream_count += 1
         try:
