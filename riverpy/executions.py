@@ -17,8 +17,8 @@ ResultT = TypeVar("ResultT")
 
 class ExecutionState(Enum):
     """The outcome of one call of `run_once`, `run_at_most_once` or `run_at_least_once`: whether the
-    call ran the function, and whether the effect of the function has happened. The effect is what
-    the function does, for example sending a mail."""
+    call ran the function, and what riverpy knows about the effect of the function. The effect is
+    what the function does, for example sending a mail."""
 
     RAN = "ran"
     """The function ran in this call."""

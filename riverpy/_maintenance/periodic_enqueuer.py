@@ -128,8 +128,8 @@ class NewPeriodicJob(NamedTuple):
 
 
 class PeriodicEnqueuer(MaintenanceService):
-    """Inserts a job at each due time of each periodic job that the client has. It does so during
-    one term (the client's time as leader)."""
+    """Inserts jobs at the due times of the client's periodic jobs, during one term (the client's
+    time as leader)."""
 
     name = "periodic enqueuer"
 

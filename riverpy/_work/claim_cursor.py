@@ -105,8 +105,8 @@ class SlowQueueFinder:
     A queue counts as slow in two cases. First, its claim takes longer than the claims of other
     queues. Second, the separate claims together take no longer than one claim of all queues (see
     `CLAIM_DURATION_TOLERANCE_FACTOR`): then all queues count as slow, because separate claims cost
-    no more time. If neither is the case for
-    any queue, the whole machine is busy, and separate claims do not help.
+    no more time. If neither is the case for any queue, the whole machine is busy, and separate
+    claims do not help.
     """
 
     def __init__(self) -> None:

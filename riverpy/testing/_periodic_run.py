@@ -81,9 +81,9 @@ class _AlwaysHeldFence:
 
 
 class _TestTimeSchedule:
-    """A schedule for a test in which `advance` has moved the time. The wrapped schedule receives and
-    returns times of the test (see `TestTime`). This class receives and returns server times, and
-    converts between the two."""
+    """A schedule for a test in which `advance` has moved the time. It wraps another schedule, which
+    receives and returns times of the test (see `TestTime`). This class itself receives and returns
+    server times, and converts between the two."""
 
     def __init__(self, schedule: PeriodicSchedule, time: TestTime) -> None:
         self._schedule, self._time = schedule, time

@@ -173,13 +173,13 @@ class SessionTurns:
     def _check_undone_commits(self, turn: _Turn) -> None:
         """At the end of a turn, set `error` if the sessions overlapped in a wrong way.
 
-        A committed turn sets no error. But the rollback of an earlier turn, which is still open,
-        would undo this commit. So if the turn has written, or contains the commit of another
-        session, mark all earlier turns with `has_committed_inside`.
+        For a turn with a commit, set no error. But the rollback of a turn that began earlier would
+        undo this commit. So if this turn has written, or if another session has committed inside
+        it, set `has_committed_inside` of all earlier turns.
 
-        A turn without a commit was rolled back. Then set `error` in two cases: a session whose turn
-        began later is still open, or another session committed inside this turn, so that the
-        rollback undid that commit."""
+        For a turn without a commit, set `error` in two cases: a session whose turn began later is
+        still open, or another session has committed inside this turn, so that the rollback of this
+        turn undoes that commit."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:
