@@ -85,8 +85,8 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One migration of River's or of riverpy's own tables. Its SQL has placeholders for the name of
-    the schema."""
+    """One migration of River's tables (migration line `main`) or of riverpy's own tables (migration
+    line `riverpy`). Its SQL has placeholders for the name of the schema."""
 
     version: int
     name: str
