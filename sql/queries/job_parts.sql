@@ -59,8 +59,8 @@ end;
 
 -- name: claimed_columns
 -- The columns of a claimed `job`, in the order of riverpy.job.JobColumn, for a connection that reads timestamps as
--- integers. Most jobs have no tags and were claimed by no other client. These arrays are null, because each array
--- costs the client time and memory; see `Attempt.columns`.
+-- integers. Most jobs have no tags, and only their claim in `attempted_by`. These arrays are null then, because each
+-- array costs the client time and memory; see `Attempt.claimed_row`.
 job.id, job.args::text, job.attempt, job.attempted_at,
 case when array_length(job.attempted_by, 1) > 1 then job.attempted_by end,
 job.created_at, job.errors::text[], job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority,
