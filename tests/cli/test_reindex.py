@@ -100,8 +100,8 @@ async def test_lost_lease(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_killed(schema: Schema, tmp_path: Path) -> None:
-    """What is left of a rebuild whose process was killed is dropped by the next leader, at the
-    begin of its term."""
+    """The next leader drops, at the start of its term, the index that a killed process left half
+    built."""
     async with snapshot(schema):
         async with worker_of(schema, tmp_path, "soon") as worker:
             await until_rebuilding(schema)

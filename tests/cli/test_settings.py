@@ -315,7 +315,7 @@ def test_known_variables(tmp_path: Path, variable: str) -> None:
 
 def test_variables_of_kubernetes(tmp_path: Path) -> None:
     """Kubernetes gives a container variables for each Service of its namespace. Those of a Service
-    whose name begins with `riverpy` are no errors; a slip of the pen beside them still is one."""
+    whose name begins with `riverpy` are no errors; a misspelled variable is still an error."""
     names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR")
     for service in ("RIVERPY", "RIVERPY_WORKER"):
         environ = {f"{service}_{name}": "1" for name in names}

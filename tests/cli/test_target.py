@@ -76,7 +76,7 @@ def test_no_target(module: Callable[[str], str], spec: str, message: str) -> Non
 
 
 def test_near_names(module: Callable[[str], str]) -> None:
-    """A slip of the pen in a module or an attribute is answered with the near match."""
+    """The error for a misspelled module or attribute names a similar one."""
     name = module(f"{CLIENT}main_client = Client()\n")
     with pytest.raises(TargetError, match=f"did you mean {name}"):
         load_client_target(f"{name}x:client")
