@@ -19,6 +19,7 @@ import riverpy
 from riverpy._log_events import (
     CONNECTION_LOST,
     CONNECTION_RESTORED,
+    JOB_COUNTS_NOT_STORED,
     JOB_RESULT_REFUSED,
     JOB_RESULTS_REJECTED,
     JOBS_OF_LOST_CLAIMS_RELEASED,
@@ -145,8 +146,11 @@ class StageMember:
 
     def unexpected(self, outages: int, expected: Collection[str]) -> list[dict[str, Any]]:
         """Return the unexpected and the missing log lines. Expected are a line at the start and the
-        end of this many outages, releases of lost claims, and the given events."""
+        end of this many outages, releases of lost claims, and the given events. An outage of the
+        reserved connection may begin while counts of jobs are written over it."""
         usual = {LOST, PUT_BACK, *expected}
+        if outages:
+            usual.add(JOB_COUNTS_NOT_STORED)
         lines = [line for line in self.warnings if line["event"] not in usual]
         lines += [line for line in self.log_lines if line["level"] in {"error", "critical"}]
         lines += [line for line in self.log_lines if "exception" in line]
