@@ -176,7 +176,7 @@ class Inserter:
 
         `acquire_from_pool` provides a connection from the client's pool. `clock` gives the time for
         unique periods and for the rate limit of notifications. Without `shared_insert_setup`, calls
-        do not share statements.
+        do not share statements, and each call notifies its queues.
         """
         self._acquire_from_pool = acquire_from_pool
         self._schema = schema
@@ -441,23 +441,34 @@ class Inserter:
         self, rows: list[InsertRow], send: SendRows[T], *, should_notify: bool
     ) -> T:
         queues = list_queues_with_due_jobs(rows) if should_notify else []
-        if any(row.replace is not None for row in rows):
-            # Replaced jobs may be in other queues, which the rate limiter does not know. So this
-            # statement is sent without the rate limiter.
-            return await self._send_rows_on_pool(rows, QueuesToNotify(queues), send)
+        sender = self._shared_sender
+        try:
+            # Without `sender`, nobody could send a notification that the rate limiter has found to
+            # be overdue. Replaced jobs may be in other queues, which the limiter does not know.
+            if sender is None or any(row.replace is not None for row in rows):
+                return await self._send_rows_on_pool(rows, QueuesToNotify(queues), send)
+            return await self._send_with_rate_limit(rows, send, queues, sender)
+        except DATABASE_ERRORS as error:
+            if is_notification_queue_full(error):
+                self._notification_queue_log.log_queue_state(is_full=True)
+            raise
+
+    async def _send_with_rate_limit(
+        self,
+        rows: list[InsertRow],
+        send: SendRows[T],
+        queues: list[str],
+        sender: SharedStatementSender,
+    ) -> T:
+        """Send rows, and notify those of `queues` that no other statement has just notified."""
         selection = self._notify_limiter.select_queues(queues)
         is_stored = False
         try:
             result = await self._send_rows_on_pool(rows, selection.queues_to_notify, send)
             is_stored = True
-        except DATABASE_ERRORS as error:
-            if is_notification_queue_full(error):
-                self._log_notification_queue_state(selection.notified_queues, 0)
-            raise
         finally:
             self._notify_limiter.record_statement_end(selection, is_stored=is_stored)
-            if self._notify_limiter.overdue_queues and self._shared_sender is not None:
-                self._shared_sender.notify_overdue_queues_soon()
+            sender.notify_overdue_queues_soon()
         return result
 
     async def _send_rows_on_pool(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+import riverpy.sync
 from riverpy._insert import shared_statement
 from riverpy._insert.notify_limiter import (
     NOTIFICATION_COVERAGE_SECONDS,
@@ -91,18 +92,14 @@ def in_queue(queue: str, **opts: Any) -> InsertOpts:
 
 async def test_notifications_equal_rivers(schema: Schema, heard: Heard) -> None:
     """Inserts send the notifications that were recorded from River, step by step."""
-    clock = FixedClock()
     async with inserter_on(schema.url, schema.name) as inserter:
-        inserter._notify_limiter = NotifyLimiter(clock)
         await inserter.insert(Welcome(1), None, tx=None)
-        assert await heard.take() == [due_payload("default", 2)]
+        assert await heard.take() == [due_payload("default")]
         q2 = many(Welcome(1), Welcome(2), Welcome(3), opts=in_queue("q2"))
         await inserter.insert_many(q2, tx=None)
-        assert await heard.take() == [due_payload("q2", 2)]
-        clock.time += 1
+        assert await heard.take() == [due_payload("q2")]
         await inserter.insert_many_fast(q2, tx=None)
-        assert await heard.take() == [due_payload("q2", 2)]
-        clock.time += 1
+        assert await heard.take() == [due_payload("q2")]
         await inserter.insert(Welcome(1), InsertOpts(scheduled_at=FUTURE), tx=None)
         await inserter.insert(Welcome(1), InsertOpts(scheduled_at=PAST), tx=None)
         await inserter.insert(Welcome(1), InsertOpts(pending=True), tx=None)
@@ -110,10 +107,9 @@ async def test_notifications_equal_rivers(schema: Schema, heard: Heard) -> None:
         assert await heard.take() == []
         unique = in_queue("q3", unique_opts=BY_ARGS.unique_opts)
         for expected in (False, True):
-            clock.time += 1
             result = await inserter.insert(Welcome(9), unique, tx=None)
             assert result.unique_skipped_as_duplicate is expected
-            assert await heard.take() == [due_payload("q3", 2)]
+            assert await heard.take() == [due_payload("q3")]
 
 
 async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
@@ -122,40 +118,62 @@ async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
     params.append(InsertManyParams(Data(n=0), in_queue("later", scheduled_at=FUTURE)))
     async with inserter_on(schema.url, schema.name) as inserter:
         for send in (inserter.insert_many, inserter.insert_many_fast):
-            inserter._notify_limiter = NotifyLimiter(FixedClock())
             await send(params, tx=None)
-            assert sorted(await heard.take()) == [due_payload("q0", 2), due_payload("q1", 2)]
+            assert sorted(await heard.take()) == [due_payload("q0"), due_payload("q1")]
 
 
 async def test_inserts_in_one_interval_share_a_notification(schema: Schema, heard: Heard) -> None:
     """Without `tx`, a queue is notified once per interval. Other queues are notified too
     (NR-08)."""
-    clock = FixedClock()
-    async with inserter_on(schema.url, schema.name) as inserter:
-        inserter._notify_limiter = NotifyLimiter(clock)
-        for _ in range(20):
-            await inserter.insert(Welcome(1), None, tx=None)
-        await inserter.insert(Welcome(1), in_queue("other"), tx=None)
+    async with Client(schema.url, config=Config(schema=schema.name)) as client:
+        clock = client._inserter._notify_limiter._clock = FixedClock()
+        for opts in [None, BY_ARGS] * 10:
+            await client.insert(Welcome(1), opts)
+        await client.insert(Welcome(1), in_queue("other"))
         assert await heard.take() == [due_payload("default", 2), due_payload("other", 2)]
         clock.time += NOTIFY_INTERVAL_MIN * 1.5
-        await inserter.insert(Welcome(1), None, tx=None)
+        await client.insert(Welcome(1))
         assert await heard.take() == [due_payload("default", 2)]
+
+
+async def test_inserts_over_a_callers_pool_always_notify(schema: Schema, heard: Heard) -> None:
+    """Without `tx`, a client on a pool of the caller and a blocking client notify at each insert.
+    Neither has a task that could send a notification later."""
+    config = Config(schema=schema.name)
+    async with (
+        asyncpg.create_pool(schema.url, min_size=0, max_size=2) as pool,
+        Client(pool, config=config) as client,
+    ):
+        for opts in (None, None, BY_ARGS):
+            await client.insert(Welcome(1), opts)
+        await client.insert_many_fast(many(Welcome(1)))
+        assert await heard.take() == [due_payload("default")] * 4
+
+    def insert_in_thread() -> None:
+        with riverpy.sync.Client(schema.url, config=config) as blocking:
+            for _ in range(3):
+                blocking.insert(Welcome(1))
+
+    await asyncio.to_thread(insert_in_thread)
+    assert await heard.take() == [due_payload("default")] * 3
 
 
 async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
     """With `tx`, each queue is notified once at the commit, and not after a rollback."""
-    async with inserter_on(schema.url, schema.name) as inserter, schema.connected() as tx:
-        inserter._notify_limiter = NotifyLimiter(FixedClock())
+    async with (
+        Client(schema.url, config=Config(schema=schema.name)) as client,
+        schema.connected() as tx,
+    ):
         for _ in range(3):
             async with tx.transaction():
-                await inserter.insert(Welcome(1), None, tx=tx)
-                await inserter.insert_many(many(Welcome(1)), tx=tx)
-                await inserter.insert_many_fast(many(Welcome(1)), tx=tx)
+                await client.insert(Welcome(1), tx=tx)
+                await client.insert_many(many(Welcome(1)), tx=tx)
+                await client.insert_many_fast(many(Welcome(1)), tx=tx)
                 assert await heard.take() == []
             assert await heard.take() == [due_payload("default")]
         rollback = tx.transaction()
         await rollback.start()
-        await inserter.insert(Welcome(1), None, tx=tx)
+        await client.insert(Welcome(1), tx=tx)
         await rollback.rollback()
         assert await heard.take() == []
 
@@ -176,7 +194,7 @@ async def test_the_channel_without_a_schema(schema: Schema, heard: Heard) -> Non
     """Without a schema setting, the channel has the name of the first schema of the search path."""
     async with inserter_on(schema.url, None, search_path=schema.name) as inserter:
         await inserter.insert(Welcome(1), None, tx=None)
-        assert await heard.take() == [due_payload("default", 2)]
+        assert await heard.take() == [due_payload("default")]
 
 
 def test_limiter_size_is_limited() -> None:
