@@ -173,8 +173,8 @@ class LiveResponse(StreamingResponse):
         self._regions, self._key, self._render_region = regions, key, render
         self._page_rendered_at = page_rendered_at
         self.run_while_open: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """A function for the page, such as one that refreshes findings. It runs while the stream is
-        open."""
+        """A background function of the page, which runs while the stream is open. For example, it
+        refreshes the findings of doctor."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._regions.follow_region(self._key, self._render_region) as region:

@@ -20,8 +20,8 @@ class RowReaderOwner(Protocol):
         """Start reading the row of the reader's job."""
 
     def remove_row_reader(self, reader: RowReader) -> None:
-        """Stop reading the row of the reader's job for this reader. Other readers of the same job
-        still receive the row."""
+        """Stop sending the row of its job to this reader. Other readers of the same job still
+        receive the row."""
 
 
 class WatchClosedError(ClientStateError):

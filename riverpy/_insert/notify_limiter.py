@@ -16,10 +16,10 @@ NOTIFY_INTERVAL_MIN = 0.002
 """The minimum number of seconds between two notifications of one queue. The limit applies to the
 inserts of one client without `tx`."""
 NOTIFICATION_COVERAGE_SECONDS = 0.004
-"""An insert that does not notify its queue must end within this number of seconds after the start
-of the statement that notified the queue. Otherwise the notification is overdue (see
-`NotifyLimiter`). A client that receives a notification claims jobs again 5 ms later, and finds all
-jobs that were stored within this time."""
+"""For this number of seconds after its start, a statement with a notification also notifies for the
+statements without one. A client that receives the notification claims jobs again 5 ms later, and
+finds all jobs that were stored by then. If a statement without a notification ends later, a
+notification is overdue (see `NotifyLimiter`)."""
 _REMEMBERED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 

@@ -1,10 +1,8 @@
 """InsertRecorder: receives inserted jobs instead of the database, in tests.
 
 `riverpy.testing.recording` starts a recorder. The recorder receives the inserts of the task or
-thread that started it, and of all tasks which that task or thread starts. It also receives the
-inserts of other threads, and of tasks that started before the recording, unless they have a
-recorder of their own. If several recorders are active, the newest one receives the inserts of such
-threads and tasks.
+thread that started it, and of all tasks which that task or thread starts. Other threads, and tasks
+that were started before, use the newest active recorder, unless they have one of their own.
 """
 
 from __future__ import annotations

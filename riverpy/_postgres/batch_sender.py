@@ -145,9 +145,9 @@ class AdaptiveBatchSize:
         self.row_count = max(failed_row_count // 2, 1)
 
     def shrink_after_failed_selection(self, failed_row_count: int) -> None:
-        """Reduce the size after a failure of a statement that selects its rows itself, up to
-        `failed_row_count` rows. The next statements select the same rows first. So the size grows
-        again only after `failed_row_count` rows were sent."""
+        """Reduce the size after a statement has failed that selected up to `failed_row_count` rows
+        itself. The next statements select the same rows first, so one of them may fail too. The
+        size grows again only after `failed_row_count` rows were sent."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
             math.isqrt(failed_row_count) if failed_row_count > ROW_BY_ROW_SELECTION_SIZE_MAX else 1

@@ -279,7 +279,7 @@ def validate_fence_connection(connection: object) -> Transaction:
 
 
 def make_savepoint_error() -> TransactionError:
-    """Return the error for a fence that was called while a savepoint was open."""
+    """Return the error for a call of `fence` while a savepoint was open."""
     return TransactionError(
         "a fence in a savepoint ends if the savepoint is rolled back, and the transaction would go "
         "on without it: call it in the outermost transaction, before any nested "

@@ -442,8 +442,8 @@ async def _release_jobs_and_exit(
 
 
 def _make_health_server(source: Address | ConnectionListener) -> HealthRequestHandler:
-    """Return a health server. `source` is its address, or the listener for connections from the
-    supervisor."""
+    """Return a health server. `source` is the address on which it listens. In a process of a
+    supervisor, `source` is the listener that receives the connections from the supervisor."""
     from riverpy._tools.health.worker_health import HealthRequestHandler
 
     return HealthRequestHandler(source)

@@ -69,7 +69,7 @@ READ_JOBS_TOTAL_MAX = 2_000
 """The maximum number of jobs of one state in all queues whose attempts and errors are read. With
 many queues, fewer jobs of each queue are read, but at least one."""
 RUNNING_JOBS_MAX = 2_000
-"""The maximum number of running jobs whose clients are read."""
+"""The maximum number of running jobs that are read, to count the jobs of each client."""
 ENDED_JOBS_MAX = 2_000
 """The maximum number of recently ended jobs of each final state that are read. If more jobs have
 ended, the rates are computed over a shorter time."""
