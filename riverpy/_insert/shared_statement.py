@@ -76,8 +76,8 @@ CALLS_SENT_ALONE_MAX = 10
 """A refused statement is split into parts. If a part is also refused and has at most this many
 calls, each of these calls is sent in a statement of its own."""
 TEMPORARY_FAILURES_MAX = 3
-"""If this number of parts fail one after the other, and their jobs are not the reason, all remaining
-calls fail with the last error."""
+"""If this number of parts fail one after the other, and their jobs are not the reason, all
+remaining calls fail with the last error."""
 OVERDUE_NOTIFICATION_DELAY = 0.003
 """Seconds to wait until a separate statement sends an overdue notification. If an insert statement
 runs earlier, it sends the notification too."""

@@ -148,8 +148,8 @@ class ConnectionOutageTracker:
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether a connection is lost now, and this outage was logged. Then other failures need not
-        be logged as warnings."""
+        """Whether a connection is lost now, and this outage was logged. Then other failures need
+        not be logged as warnings."""
         return bool(self._lost_connections)
 
     def record_loss(self, connection_name: str, error: BaseException) -> None:
