@@ -59,7 +59,7 @@ class FleetJobRow(JobRow):
         )
 
     def get_encoded_values(self) -> Sequence[Any]:
-        self._raise_attribute_not_sent("columns()")
+        self._raise_attribute_not_sent("get_encoded_values()")
 
     @property
     def encoded_args(self) -> str:
