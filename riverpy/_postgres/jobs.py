@@ -316,6 +316,31 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
     await _fetch_rows(connection, "job_notify_queues", schema, queue=queues)
 
 
+class DueTime(NamedTuple):
+    """When available jobs of a queue become due."""
+
+    queue: str
+    seconds: float
+
+
+async def job_get_due_times(
+    connection: Transaction, schema: str | None, queues: list[str]
+) -> list[DueTime]:
+    """Return the times at which available jobs of these queues become due within 6 seconds, as
+    seconds from now, rounded up to half a second."""
+    rows = await _fetch_rows(connection, "job_due_times", schema, queue=queues)
+    return [DueTime(*row) for row in rows]
+
+
+async def job_notify_due_times(
+    connection: Transaction, schema: str | None, times: list[DueTime]
+) -> None:
+    """Notify the clients of these queues of the times, given as seconds from now, at which jobs
+    become due."""
+    queues, seconds = [one.queue for one in times], [one.seconds for one in times]
+    await _fetch_rows(connection, "job_notify_due_times", schema, queue=queues, seconds=seconds)
+
+
 async def job_lock_running(connection: Transaction, schema: str | None, ids: list[int]) -> set[int]:
     """Lock the running jobs with these ids until the transaction ends. Jobs that another session
     has locked are left out. Return the ids of the locked jobs."""

@@ -53,6 +53,7 @@ from riverpy._work.claimer import Claimer
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
 from riverpy._work.counters import MetricEmitter, RunCounters
+from riverpy._work.due_jobs import DueJobs
 from riverpy._work.elections import ElectionManager
 from riverpy._work.executor import JobExecutor
 from riverpy._work.ignored_periodic_jobs import IgnoredPeriodicJobsLog
@@ -123,7 +124,7 @@ class ClientRun:
             RunCounters(client.workers, client.queues),
             MetricEmitter(PluginLists(config.plugins, config.hooks).metric_emit_hooks),
         )
-        self._completer = Completer(context, self._schedule_claim)
+        self._completer = Completer(context, lambda *due: self._due_jobs.plan_claim_of_retry(*due))
         self.running_attempts = RunningAttempts(config, self._completer.add_ended_attempt)
         self._job_executor = JobExecutor(
             client.workers,
@@ -136,6 +137,7 @@ class ClientRun:
         self._claimer = Claimer(context)
         self.queues = self._make_queue_manager()
         self.producers = self.queues.producers
+        self._due_jobs = DueJobs(context, self.producers)
         self._reconciler = Reconciler(
             context,
             running=self.running_attempts,
@@ -274,17 +276,13 @@ class ClientRun:
             self._election_manager.reread_queue_owners()
         elif message.action == JOBS_DUE_ACTION:
             for seconds in message.seconds:
-                self._schedule_claim(message.queue, seconds)
+                self._due_jobs.plan_claim(message.queue, seconds)
 
     # -- callbacks that the parts of this run call
 
     def _is_listening(self) -> bool:
         """Whether the client is known to receive notifications."""
         return self._notifier is not None and self._notifier.is_delivery_proven
-
-    def _schedule_claim(self, queue: str, delay: float) -> None:
-        if queue in self.producers:
-            self.producers[queue].schedule_claim(delay)
 
     async def _claim_and_write_added_queue(self, name: str) -> None:
         """Claim an added queue for the leader domain, and read whether it is paused."""
@@ -294,6 +292,7 @@ class ClientRun:
 
     def _report_changed_queues(self) -> None:
         """Update what the client reports after its queues or slots have changed."""
+        self._due_jobs.request_read()
         self._registration.queues[:] = self._client.queues
         self._completer.set_slot_count(sum(self._client.slots_per_queue.values()))
         if self._status_reporter is not None:
@@ -305,9 +304,9 @@ class ClientRun:
             self._domain_membership.forget_removed_queue(name)
 
     def _resync(self) -> None:
-        """Read the paused queues, cancelled jobs, claims and leases from the database again,
-        because notifications may have been lost."""
+        """Read what notifications would have told from the database, since some may be lost."""
         self._reconciler.resync()
+        self._due_jobs.request_read()
         self._client.leases.wake_all_callers()
         if self._election_manager is not None:
             self._election_manager.resync()
@@ -403,6 +402,7 @@ class ClientRun:
                     self._report_stopping()
                     await self._stop_running_jobs()
             self._summary_logger.log_last_summary()
+            await self._due_jobs.notify_other_clients()
             await self._job_count_writer.write_last_counts()
             return await self._report_stop_and_delete_client_row()
         except BaseExceptionGroup as group:
@@ -453,6 +453,7 @@ class ClientRun:
             await services.start(self._leader_watch)
         await services.start(self._claimer)
         await services.start(self._reconciler)
+        await services.start(self._due_jobs)
         await services.start(ProgressWriter(self._run_context, self.running_attempts))
         await services.start(self._summary_logger)
         if JOB_COUNTS_MIGRATION in schema_versions:
@@ -469,10 +470,10 @@ class ClientRun:
             self._groups.append(claiming)
             with self.cancelling_at_stop_request():
                 await self.queues.start_producers(claiming)
+                self._due_jobs.request_read()
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
-            # The heartbeat reports for which leases this client is a standby. This has changed, so
-            # report soon.
+            # Report soon for which leases this client is a standby, because this has changed.
             self._heartbeat.request_early_heartbeat()
             if not self._stop_requested.is_set():
                 self.state = "working"
@@ -521,9 +522,8 @@ class ClientRun:
 
     async def _are_queues_empty(self) -> bool:
         """Return whether no job is running or available, and no result waits to be stored. The
-        query for available jobs uses the connection for claims, so that no claim runs at the same
-        time. A job may start during the wait for this connection, so `_is_busy` is checked
-        again."""
+        query uses the connection for claims, so that no claim runs at the same time. A job may
+        start during the wait for this connection, so check `_is_busy` again."""
         if self._is_busy:  # check this first: the statement below delays claims
             return False
         try:

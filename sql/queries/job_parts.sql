@@ -73,6 +73,18 @@ job.queue, 'running', job.scheduled_at, nullif(job.tags, '{}'), job.unique_key, 
 '{"queue": "' || queue || '", "notify_interval_ms": 0}';
 
 
+-- name: due_later_message
+-- Channel and payload of a notification that jobs of `queue` become due in the given `seconds`. No other notification
+-- comes at that time.
+/* schema of river_job */ current_schema()::text || '.riverpy_event',
+json_build_object('action', 'due', 'queue', queue, 'seconds', json_agg(seconds order by seconds))::text;
+
+
+-- name: due_in_half_seconds
+-- The seconds until a `job` is due, rounded up to half a second, so that many jobs cause few claims.
+(ceil(2 * extract(epoch from /* finite */ (job.scheduled_at) - now())) / 2)::float8;
+
+
 -- name: insert_message
 -- Channel and payload of a notification of inserted jobs. For the interval, the sender may insert more jobs without a
 -- notification; see `NotificationMessage`. River in Go ignores this key.

@@ -243,6 +243,32 @@ from unnest(@queue::text[]) as given (queue)
 where (select pg_notification_queue_usage() < 0.9);
 
 
+-- name: job_due_times
+-- When available jobs of some queues become due within 6 seconds. A retry is available up to 5 seconds early. Each
+-- priority is a range of the index for claims, so due jobs are not read.
+select distinct given.queue, found.seconds
+from unnest(@queue::text[]) as given (queue)
+cross join generate_series(1, 4) as ranks (place)
+cross join lateral (
+  select
+    -- include: job_parts.due_in_half_seconds
+    as seconds
+  from /* schema */ river_job as job
+  where job.state = 'available' and job.queue = given.queue and job.priority = ranks.place::smallint
+    and job.scheduled_at > now() and job.scheduled_at <= now() + interval '6 seconds'
+) as found;
+
+
+-- name: job_notify_due_times
+-- Notify the clients of some queues of when jobs become due.
+select pg_notify(
+  -- include: job_parts.due_later_message
+)
+from unnest(@queue::text[], @seconds::float8[]) as given (queue, seconds)
+where (select pg_notification_queue_usage() < 0.9)
+group by queue;
+
+
 -- name: job_merge_metadata
 -- Merge the metadata of late attempts into rows that other sessions made final during these attempts. Merge them as
 -- job_store_results does, and return the rows. Locked rows are left out.

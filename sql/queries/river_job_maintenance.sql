@@ -175,13 +175,15 @@ with due as materialized (
   where (select pg_notification_queue_usage() < 0.9)
 ), announced as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.riverpy_event',
-    json_build_object('action', 'due', 'queue', queue, 'seconds', json_agg(seconds order by seconds))::text
+    -- include: job_parts.due_later_message
   )
   from (
-    select distinct queue, (ceil(2 * extract(epoch from /* finite */ (scheduled_at) - now())) / 2)::float8 as seconds
-    from made
-    where scheduled_at > now()
+    select distinct
+      job.queue,
+      -- include: job_parts.due_in_half_seconds
+      as seconds
+    from made as job
+    where job.scheduled_at > now()
   ) as later
   where (select pg_notification_queue_usage() < 0.9)
   group by queue
@@ -250,7 +252,7 @@ order by id;
 
 -- name: job_rescue
 -- End attempts whose client is gone. Each attempt counts, and gets an error. A job with attempts left becomes
--- available if it is due within 5 seconds, as in River, and its queue is notified. Safe when two leaders run it at
+-- available if it is due within 5 seconds, as in River, and its queue is notified of the time. Safe when two leaders run it at
 -- once: an attempt is rescued once, and locked rows are skipped.
 with locked as materialized (
   select id
@@ -307,17 +309,31 @@ with locked as materialized (
     as given (id, attempt, attempted_at, delay)
   where job.id = any(array(select id from locked)) and job.id = given.id
     and job.attempt = given.attempt and timestamptz_send(job.attempted_at) = int8send(given.attempted_at)
-  returning job.id, job.state, job.queue
+  returning job.id, job.state, job.queue, job.scheduled_at
 ), notified as (
   select pg_notify(
     -- include: job_parts.due_message
   )
-  from (select distinct queue from rescued where state = 'available') as waiting
+  from (select distinct queue from rescued where state = 'available' and scheduled_at <= now()) as waiting
   where (select pg_notification_queue_usage() < 0.9)
+), announced as (
+  select pg_notify(
+    -- include: job_parts.due_later_message
+  )
+  from (
+    select distinct
+      job.queue,
+      -- include: job_parts.due_in_half_seconds
+      as seconds
+    from rescued as job
+    where job.state = 'available' and job.scheduled_at > now()
+  ) as later
+  where (select pg_notification_queue_usage() < 0.9)
+  group by queue
 )
 select id, state::text
 from rescued
-where (select count(*) from notified) >= 0;
+where (select count(*) from notified) + (select count(*) from announced) >= 0;
 
 
 -- name: job_expired

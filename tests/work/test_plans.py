@@ -260,6 +260,14 @@ async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
     assert scans_of(nodes) == {FETCH}
 
 
+async def test_job_due_times(large: asyncpg.Connection[Any]) -> None:
+    """The read of due times reads the index of the claims, and no job that is due already."""
+    nodes = await plan_of(large, "job_due_times", "'{q1,q2}'")
+    assert scans_of(nodes) == {FETCH}
+    (scan,) = [node for node in nodes if node.get("Index Name") == FETCH]
+    assert "scheduled_at" in scan["Index Cond"]
+
+
 async def test_job_store_progress(large: asyncpg.Connection[Any]) -> None:
     """A write of progress reads only the rows of the jobs that reported."""
     times = ONES.replace("smallint", "bigint")
