@@ -149,7 +149,7 @@ def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator
     yield
 
     try:
-        databases.end_transactions(before)
+        databases.end_test_transactions(before)
         if _may_commit_unseen(request):
             databases.empty_tables_and_require_empty()
     except TransactionError as error:

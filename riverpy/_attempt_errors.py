@@ -86,6 +86,7 @@ def _json_value_to_text(json_text: str) -> str:
 
 
 def _parse_time(text: str) -> datetime:
+    """Parse an RFC 3339 time. Return `GO_ZERO_TIME` if the text is not a valid time."""
     match = _RFC3339_TIME_PATTERN.fullmatch(text)
     if match is None:
         return GO_ZERO_TIME

@@ -383,7 +383,7 @@ def database_address_from_url(url: str, environ: Mapping[str, str] = os.environ)
     user = (
         unquote(login.partition(":")[0])
         or find_setting("user", variable="PGUSER")
-        or _system_user()
+        or _get_system_user()
     )
     database = (
         unquote(parts.path[1:]) or find_setting("dbname", "database", variable="PGDATABASE") or user
@@ -400,7 +400,7 @@ def _add_ports_to_hosts(hosts: str, ports: list[str]) -> str:
     )
 
 
-def _system_user() -> str:
+def _get_system_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -488,7 +488,7 @@ def adapt_url_for_asyncpg(url: str, environ: Mapping[str, str] = os.environ) -> 
         if name in _IGNORABLE_PARAMETER_VALUES or name in _REFUSED_PARAMETER_REMEDIES:
             ignored.append(name)
         elif name == "sslrootcert" and value == _SSLROOTCERT_SYSTEM:
-            kept += _system_certificate_parameters(query)
+            kept += _make_system_certificate_parameters(query)
         elif name != "connect_timeout":
             kept.append(part)
     return AsyncpgUrl(
@@ -524,14 +524,14 @@ def find_ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ)
     return tuple(ignored)
 
 
-def _system_certificate_parameters(query: str) -> list[str]:
+def _make_system_certificate_parameters(query: str) -> list[str]:
     paths = ssl.get_default_verify_paths()
     found = quote(paths.cafile or paths.openssl_cafile, safe="")
     mode = [] if "sslmode" in dict(parse_qsl(query)) else ["sslmode=verify-full"]
     return [*mode, f"sslrootcert={found}"]
 
 
-def missing_tls_file_message(url: str) -> str | None:
+def find_tls_file_problem(url: str) -> str | None:
     """Return an error text about the first TLS file that does not exist. Return None if all TLS
     files exist. The URL or the environment names these files."""
     query = dict(parse_qsl(urlsplit(url).query))

@@ -145,7 +145,7 @@ def validate_client_id(client_id: str, subject: str = "a client id") -> None:
     )
 
 
-def validate_execution_key(key: str) -> None:
+def validate_run_once_key(key: str) -> None:
     """Raise ConfigError unless the key has 1 to 255 characters that PostgreSQL can store."""
     _validate_text(
         "a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE_TEXT_PATTERN, _STORABLE_TEXT_RULE

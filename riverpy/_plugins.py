@@ -99,17 +99,25 @@ class PluginLists:
         _check_plugins("hooks", hooks, _HOOK_METHODS)
         _check_plugins("middleware", middleware, _MIDDLEWARE_METHODS)
         all_hooks, all_middleware = [*plugins, *hooks], [*plugins, *middleware]
-        self.insert_begin_hooks: list[HookInsertBegin] = _select_plugins(all_hooks, "insert_begin")
-        self.work_begin_hooks: list[HookWorkBegin] = _select_plugins(all_hooks, "work_begin")
-        self.work_end_hooks: list[HookWorkEnd] = _select_plugins(all_hooks, "work_end")
-        self.periodic_jobs_start_hooks: list[HookPeriodicJobsStart] = _select_plugins(
+        self.insert_begin_hooks: list[HookInsertBegin] = _select_plugins_with_method(
+            all_hooks, "insert_begin"
+        )
+        self.work_begin_hooks: list[HookWorkBegin] = _select_plugins_with_method(
+            all_hooks, "work_begin"
+        )
+        self.work_end_hooks: list[HookWorkEnd] = _select_plugins_with_method(all_hooks, "work_end")
+        self.periodic_jobs_start_hooks: list[HookPeriodicJobsStart] = _select_plugins_with_method(
             all_hooks, "periodic_jobs_start"
         )
-        self.metric_emit_hooks: list[HookMetricEmit] = _select_plugins(all_hooks, "metric_emit")
-        self.insert_middleware: list[JobInsertMiddleware] = _select_plugins(
+        self.metric_emit_hooks: list[HookMetricEmit] = _select_plugins_with_method(
+            all_hooks, "metric_emit"
+        )
+        self.insert_middleware: list[JobInsertMiddleware] = _select_plugins_with_method(
             all_middleware, "insert_many"
         )
-        self.work_middleware: list[WorkerMiddleware] = _select_plugins(all_middleware, "work")
+        self.work_middleware: list[WorkerMiddleware] = _select_plugins_with_method(
+            all_middleware, "work"
+        )
         self.has_insert_plugins = bool(self.insert_begin_hooks or self.insert_middleware)
         """Whether a hook or middleware runs when jobs are inserted."""
 
@@ -173,5 +181,5 @@ def is_async_function(function: object) -> bool:
     )
 
 
-def _select_plugins(plugins: Sequence[object], method_name: str) -> list[Any]:
+def _select_plugins_with_method(plugins: Sequence[object], method_name: str) -> list[Any]:
     return [one for one in plugins if callable(getattr(one, method_name, None))]

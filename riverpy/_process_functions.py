@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TOP_LEVEL_ADVICE = "write it as a `def` or `class` at the top level of a module"
 
 
-def check_process_function(function: Callable[..., Any], args_type: object) -> None:
+def require_importable_function(function: Callable[..., Any], args_type: object) -> None:
     """Raise an error if a child process cannot find the function or the args class by name.
 
     Raises:
@@ -32,12 +32,14 @@ def check_process_function(function: Callable[..., Any], args_type: object) -> N
     function = getattr(function, "__func__", function)
     if not hasattr(function, "__qualname__"):  # it is an object with __call__
         function = type(function)
-    _check_is_importable("the function", function)
+    _require_importable_by_name("the function", function)
     if isinstance(args_type, type):
-        _check_is_importable("the args class", args_type)
+        _require_importable_by_name("the args class", args_type)
 
 
-def _check_is_importable(subject: str, found_by_name: Callable[..., Any] | type[Any]) -> None:
+def _require_importable_by_name(
+    subject: str, found_by_name: Callable[..., Any] | type[Any]
+) -> None:
     name, module = found_by_name.__qualname__, found_by_name.__module__
     reason: str | None = None
     if "<lambda>" in name:
@@ -54,12 +56,15 @@ def _check_is_importable(subject: str, found_by_name: Callable[..., Any] | type[
 
 
 def _has_main_file() -> bool:
+    """Return whether a child process can import `__main__` as a module or from a file."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)  # it may be "<stdin>"
     return getattr(main, "__spec__", None) is not None or (path is not None and Path(path).exists())
 
 
-def check_distinct_function_names(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+def require_distinct_function_names(
+    function: Callable[..., Any], other: Callable[..., Any]
+) -> None:
     """Raise an error if two registered functions have the same name: a child process would find
     only the last one.
 

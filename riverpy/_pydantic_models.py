@@ -107,6 +107,7 @@ def _list_keys_and_items(value: Any) -> list[tuple[str | int, Any]]:
 
 
 def _does_write_succeed(write: Callable[[], object]) -> bool:
+    """Return whether `write` raises no exception."""
     try:
         write()
     except Exception:  # pydantic's errors, and any error of a serializer
@@ -132,8 +133,8 @@ def make_model_decoder(cls: type[Any]) -> Callable[[str], Any]:
     _require_pydantic_2(cls)
     if not cls.__pydantic_complete__:
         cls.model_rebuild()
-    _check_field_types(cls, "$", set())
-    if (place := _find_undecodable_path(cls.__pydantic_core_schema__, "$")) is not None:
+    _require_storable_fields(cls, "$", set())
+    if (place := _find_undecodable_value_path(cls.__pydantic_core_schema__, "$")) is not None:
         raise TypeError(f"{place}: its type cannot be decoded from JSON")
     return cls.model_validate_json
 
@@ -176,6 +177,7 @@ def find_validation_problem(error: Exception) -> tuple[str, str] | None:
 
 
 def _require_pydantic_2(cls: type[Any]) -> None:
+    """Raise TypeError if the class is a model of pydantic 1."""
     if not hasattr(cls, "model_validate_json"):
         raise TypeError(
             f"{cls.__qualname__} is a model of pydantic 1: derive it from the BaseModel of "
@@ -183,22 +185,23 @@ def _require_pydantic_2(cls: type[Any]) -> None:
         )
 
 
-def _check_field_types(cls: type[Any], path: str, checked: set[type[Any]]) -> None:
+def _require_storable_fields(cls: type[Any], path: str, checked: set[type[Any]]) -> None:
     """Raise TypeError if a field of a model, dataclass or Struct is a secret, or if pydantic could
     not read a field that it has written. Check the classes of the fields, too."""
     if cls in checked:
         return
     checked.add(cls)
     if is_model_class(cls):
-        _check_aliases(cls, path)
+        _require_readable_json_names(cls, path)
     for name, annotation in _list_fields(cls):
         for inner in _iterate_classes(annotation):
             if _is_secret_class(inner):
                 raise TypeError(_make_secret_error_text(f"{path}.{name}"))
-            _check_field_types(inner, f"{path}.{name}", checked)
+            _require_storable_fields(inner, f"{path}.{name}", checked)
 
 
 def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
+    """Return the name and the annotation of each field; empty if they cannot be resolved."""
     if is_model_class(cls):
         return [(name, field.annotation) for name, field in cls.model_fields.items()]
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())
@@ -223,7 +226,7 @@ def _iterate_classes(annotation: Any) -> Iterator[type[Any]]:
         yield from _iterate_classes(inner)
 
 
-def _check_aliases(cls: type[Any], path: str) -> None:
+def _require_readable_json_names(cls: type[Any], path: str) -> None:
     """Raise TypeError if pydantic reads a field from another name than the name under which it
     writes the field. Otherwise the value would be lost, or the args could not be decoded."""
     config: Any = cls.model_config
@@ -279,7 +282,7 @@ def _make_secret_error_text(place: str) -> str:
     )
 
 
-def _find_undecodable_path(schema: Any, path: str) -> str | None:
+def _find_undecodable_value_path(schema: Any, path: str) -> str | None:
     """Return the path of the first required value that cannot be decoded from JSON. None: no such
     value was found.
 
@@ -290,12 +293,12 @@ def _find_undecodable_path(schema: Any, path: str) -> str | None:
     if kind in _UNDECODABLE_SCHEMA_TYPES:
         return path
     if kind in {"model", "definitions", "function-after"}:
-        return _find_undecodable_path(schema["schema"], path)
+        return _find_undecodable_value_path(schema["schema"], path)
     if kind == "json-or-python":
-        return _find_undecodable_path(schema["json_schema"], path)
+        return _find_undecodable_value_path(schema["json_schema"], path)
     if kind == "model-fields":
         places = (
-            _find_undecodable_path(field["schema"], f"{path}.{name}")
+            _find_undecodable_value_path(field["schema"], f"{path}.{name}")
             for name, field in schema["fields"].items()
         )
         return next(filter(None, places), None)

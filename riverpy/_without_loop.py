@@ -37,7 +37,7 @@ _NO_EVENT_LOOP_ERROR_TEXT = "no running event loop"
 running."""
 
 
-class _ThreadAndTask(NamedTuple):
+class _CallingThreadAndTask(NamedTuple):
     """The thread that has called `run_without_loop`, and the asyncio task that was running in this
     thread. The task is None if no task was running."""
 
@@ -45,7 +45,7 @@ class _ThreadAndTask(NamedTuple):
     task: asyncio.Task[Any] | None
 
 
-_caller_without_loop: ContextVar[_ThreadAndTask | None] = ContextVar(
+_caller_without_loop: ContextVar[_CallingThreadAndTask | None] = ContextVar(
     "riverpy_caller_without_loop", default=None
 )
 
@@ -57,7 +57,9 @@ def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
         ConfigError: the coroutine waits for something.
         BaseException: the coroutine raised this error.
     """
-    token = _caller_without_loop.set(_ThreadAndTask(threading.get_ident(), get_current_task()))
+    token = _caller_without_loop.set(
+        _CallingThreadAndTask(threading.get_ident(), get_current_task())
+    )
     try:
         try:
             coroutine.send(None)
@@ -167,7 +169,7 @@ async def make_async_context_manager(
         yield value
 
 
-class _AwaitableWithoutWait(Generic[ResultT]):
+class _WaitRefusingAwaitable(Generic[ResultT]):
     """Wraps an awaitable. Raises ConfigError if the awaitable waits."""
 
     def __init__(self, awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> None:
@@ -213,4 +215,4 @@ def refuse_wait_without_loop(
     """Return `awaitable`, which is user code. Without an event loop, return a wrapper that raises
     ConfigError if the user code waits. `get_name` returns the name of the user code for this
     error."""
-    return _AwaitableWithoutWait(awaitable, get_name) if is_without_loop() else awaitable
+    return _WaitRefusingAwaitable(awaitable, get_name) if is_without_loop() else awaitable

@@ -25,7 +25,7 @@ from riverpy.hooks import Hook
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, MAX_ATTEMPTS_MAX
 from riverpy.middleware import Middleware, Plugin
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy
-from riverpy.schedules import PeriodicSchedule, next_time
+from riverpy.schedules import PeriodicSchedule, find_next_due_time
 
 MAX_WORKERS_MAX = 10_000
 MAX_PROCESSES_MAX = 1000
@@ -447,7 +447,7 @@ def _check_retentions(
 
 def _check_reindexer_schedule(schedule: PeriodicSchedule) -> None:
     try:
-        first = next_time(schedule, datetime.now(UTC))
+        first = find_next_due_time(schedule, datetime.now(UTC))
     except Exception as error:
         raise ConfigError(
             f"reindexer_schedule must be a schedule, such as cron(…) or every(…): {error}"

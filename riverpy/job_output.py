@@ -18,7 +18,7 @@ class DataclassOutput(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-class ModelOutput(Protocol):
+class PydanticModel(Protocol):
     """An instance of a pydantic model."""
 
     def model_dump_json(self) -> str:
@@ -39,7 +39,7 @@ JobOutput: TypeAlias = Union[  # noqa: UP007 (the strings of a recursive alias a
     Enum,
     msgspec.Struct,
     DataclassOutput,
-    ModelOutput,
+    PydanticModel,
     Sequence["JobOutput"],
     Mapping[str, object],
     Mapping[int, object],

@@ -18,7 +18,7 @@ from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.lease import Lease
 from riverpy._leases.memory import MemoryLeases, MemoryTransaction
 from riverpy._leases.store import UserLeaseTable
-from riverpy._leases.timing import LeaseTiming, validate_wait
+from riverpy._leases.timing import LeaseTiming, validate_wait_argument
 from riverpy._lifecycle import StopCause
 from riverpy._names import (
     make_unique_id,
@@ -86,7 +86,7 @@ class LeaseManager:
         Raises:
             ConfigError: a name or a value is not allowed.
         """
-        timing = _make_timing(ttl, renew_interval)
+        timing = _make_lease_timing(ttl, renew_interval)
         if max_held is not None and (type(max_held) is not int or max_held < 1):
             raise ConfigError(f"max_held must be a number, 1 or more, or None, got {max_held!r}")
         if not isinstance(pooler, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -214,7 +214,7 @@ class LeaseManager:
             LeaseLostError: the lease was lost before the block ended.
         """
         validate_lease_name(name)
-        validate_wait(wait)
+        validate_wait_argument(wait)
         self._require_open()
         return self._engine.hold(name, wait=wait)
 
@@ -226,7 +226,7 @@ class LeaseManager:
         self._opened_in.require_current("the manager of leases")
 
 
-def _make_timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
+def _make_lease_timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
     for name, value in (("ttl", ttl), ("renew_interval", renew_interval)):
         if not isinstance(value, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{name} takes a timedelta, got {type(value).__name__}")

@@ -272,7 +272,7 @@ class Migrator:
                 f"line {self._migration_line!r} in schema {state.schema!r} lacks version{plural} "
                 f"{', '.join(map(str, missing))}: run `riverpy migrate up`"
             )
-        messages += [_invalid_index_message(state, index) for index in state.invalid_indexes]
+        messages += [_make_invalid_index_message(state, index) for index in state.invalid_indexes]
         return ValidateResult(
             not messages,
             missing,
@@ -389,7 +389,7 @@ class Migrator:
             if target is None or version <= target
         ]
         if plan and state.invalid_indexes:
-            raise MigrationError(_invalid_index_message(state, state.invalid_indexes[0]))
+            raise MigrationError(_make_invalid_index_message(state, state.invalid_indexes[0]))
         return plan
 
     def _plan_down(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
@@ -485,11 +485,12 @@ def is_riverpy_table(name: str | None) -> bool:
     Use it in tools that compare the tables of a database with the models of a program, such as
     Alembic, so that they ignore these tables.
     """
-    return name in _list_created_tables()
+    return name in _list_tables_in_migrations()
 
 
 @cache
-def _list_created_tables() -> frozenset[str]:
+def _list_tables_in_migrations() -> frozenset[str]:
+    """Return the names of all tables that the migrations create."""
     texts = (
         migration.up_sql
         for line in list_migration_lines()
@@ -525,7 +526,7 @@ def _require_known_version(migration_line: str, version: int | None) -> None:
         )
 
 
-def _invalid_index_message(state: SchemaState, index: str) -> str:
+def _make_invalid_index_message(state: SchemaState, index: str) -> str:
     return (
         f"index {index!r} in schema {state.schema!r} is invalid, because its concurrent build "
         "failed: drop it, or rebuild it with REINDEX INDEX CONCURRENTLY"

@@ -152,9 +152,9 @@ class OpenTelemetryPlugin:
             inserted = params
             try:
                 results = await do_inner()
-                _set_result_attributes(span, results)
+                _set_insert_result_attributes(span, results)
                 if results:
-                    inserted = _remove_duplicates(params, results)
+                    inserted = _remove_skipped_duplicates(params, results)
             except BaseException as raised:
                 error = raised
                 _set_error_status(span, raised)
@@ -220,7 +220,7 @@ class OpenTelemetryPlugin:
         """
         attributes: dict[str, AttributeValue] = dict(_INSERT_ATTRIBUTES)
         if error is not None:
-            attributes[_ERROR_TYPE_KEY] = self._limit_error_label("", error)
+            attributes[_ERROR_TYPE_KEY] = self._choose_error_label("", error)
         for queue, count in Counter(self._queue_labels(job.queue) for job in inserted_jobs).items():
             self._inserted_job_counter.add(count, {**attributes, _QUEUE_KEY: queue})
         if len(queues) == 1:
@@ -239,10 +239,11 @@ class OpenTelemetryPlugin:
             self._queue_wait_duration.record(max(wait, 0.0), attributes)
         attributes[_OUTCOME_KEY] = outcome = classify_attempt_ending(error)
         if error is not None and outcome == "failed":
-            attributes[_ERROR_TYPE_KEY] = self._limit_error_label(kind, error)
+            attributes[_ERROR_TYPE_KEY] = self._choose_error_label(kind, error)
         self._attempt_duration.record(seconds, attributes)
 
-    def _limit_error_label(self, kind: str, error: BaseException) -> str:
+    def _choose_error_label(self, kind: str, error: BaseException) -> str:
+        """Return the type name of the error, or a common label after too many names."""
         labels = self._error_labels_by_kind.setdefault(kind, _LabelLimiter(KIND_ERROR_TYPES_MAX))
         return labels(_get_type_name(error))
 
@@ -251,7 +252,7 @@ def _select_string_values(metadata: Mapping[str, object]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 
-def _set_result_attributes(span: Span, results: Sequence[InsertResult]) -> None:
+def _set_insert_result_attributes(span: Span, results: Sequence[InsertResult]) -> None:
     if len(results) == 1:
         span.set_attribute("messaging.message.id", str(results[0].job.id))
     duplicates = sum(result.unique_skipped_as_duplicate for result in results)
@@ -259,7 +260,7 @@ def _set_result_attributes(span: Span, results: Sequence[InsertResult]) -> None:
         span.set_attribute("river.unique_skipped_as_duplicate_count", duplicates)
 
 
-def _remove_duplicates(
+def _remove_skipped_duplicates(
     params: Sequence[JobInsertParams], results: Sequence[InsertResult]
 ) -> list[JobInsertParams]:
     pairs = zip(params, results, strict=True)

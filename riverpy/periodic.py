@@ -19,7 +19,7 @@ from riverpy._names import validate_kind, validate_literal_value
 from riverpy.errors import ConfigError, UnknownJobKindError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import JobArgs, RawArgs
-from riverpy.schedules import NeverSchedule, PeriodicSchedule, format_schedule, next_time
+from riverpy.schedules import NeverSchedule, PeriodicSchedule, find_next_due_time, format_schedule
 
 MissedPolicy: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
@@ -92,7 +92,7 @@ class PeriodicJob:
         if callable(constructor):
             _check_constructor(self.id, constructor)
         is_never = isinstance(schedule, NeverSchedule)
-        if not is_never and next_time(schedule, datetime.now(UTC)) is None:
+        if not is_never and find_next_due_time(schedule, datetime.now(UTC)) is None:
             raise ConfigError(f"the schedule of periodic job {self.id!r} has no time in the future")
 
     @property

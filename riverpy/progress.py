@@ -60,14 +60,14 @@ def make_progress(done: object, total: object, text: object) -> JobProgress | No
         if len(text) > PROGRESS_TEXT_LENGTH_MAX:
             text = text[: PROGRESS_TEXT_LENGTH_MAX - 1] + "…"
         text = _REFUSED_CHARACTER_PATTERN.sub("\N{REPLACEMENT CHARACTER}", text)
-    done_number = _convert_number("done", done)
-    total_number = None if total is None else _convert_number("total", total)
+    done_number = _clamp_progress_number("done", done)
+    total_number = None if total is None else _clamp_progress_number("total", total)
     if done_number is None:
         return None
     return JobProgress(done=done_number, total=total_number, text=text, at=datetime.now(UTC))
 
 
-def _convert_number(name: str, value: object) -> int | float | None:
+def _clamp_progress_number(name: str, value: object) -> int | float | None:
     """Return the value as a number. A value below 0 becomes 0, and a value above
     `PROGRESS_NUMBER_MAX` becomes this maximum. Return None if the value is not finite, or if it is
     a fraction that is too large for a float."""

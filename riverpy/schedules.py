@@ -277,7 +277,7 @@ def format_schedule(schedule: PeriodicSchedule) -> str:
     return str(schedule) if has_text else cls.__qualname__
 
 
-def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
+def find_next_due_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
     """Return the first due time of a schedule after `after`, in UTC; None: there is none.
 
     Raises:

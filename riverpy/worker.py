@@ -31,7 +31,7 @@ from msgspec import UNSET, UnsetType
 from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_worker_middleware
-from riverpy._process_functions import check_distinct_function_names, check_process_function
+from riverpy._process_functions import require_distinct_function_names, require_importable_function
 from riverpy._pydantic_models import is_model_class, require_json_object_model
 from riverpy.errors import ConfigError
 from riverpy.job import Job
@@ -359,7 +359,7 @@ class Workers:
             args_type = _find_annotated_args_type(function)
             check_worker_middleware(name, middleware)
             if executor == "process":
-                check_process_function(function, args_type)
+                require_importable_function(function, args_type)
             middleware_of_kind = tuple(middleware)
             self._register(
                 RegisteredWorker(
@@ -389,7 +389,7 @@ class Workers:
         if worker.executor == "process":
             for other in self.list_registered_workers():
                 if other.executor == "process" and other.kind != worker.kind:
-                    check_distinct_function_names(worker.work, other.work)
+                    require_distinct_function_names(worker.work, other.work)
         names = (worker.kind, *worker.aliases)
         for name in names:
             registered = self._worker_by_kind.get(name)
@@ -477,6 +477,7 @@ def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _find_kind(args_type: Any, explicit_kind: str | None, owner_name: str) -> str:
+    """Return the explicit kind, or else the kind of the args class, after a check."""
     kind = explicit_kind if explicit_kind is not None else getattr(args_type, "kind", None)
     if explicit_kind is not None:
         validate_kind(explicit_kind)

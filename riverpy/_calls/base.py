@@ -11,7 +11,7 @@ from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy._postgres.driver import Pool  # noqa: TC001 (typing.get_type_hints reads it)
 from riverpy._postgres.passwords import PasswordSource  # noqa: TC001 (the same)
-from riverpy._postgres.transactions import savepoint, validate_tx
+from riverpy._postgres.transactions import savepoint, validate_and_adapt_tx
 from riverpy._waiting.background_task import BackgroundTask
 from riverpy.config import Config  # noqa: TC001 (the same)
 
@@ -96,7 +96,7 @@ class ClientMethods(ABC):
 @asynccontextmanager
 async def open_savepoint(tx: CallerTransaction) -> AsyncGenerator[Transaction]:
     """Open a savepoint in the caller's transaction."""
-    connection = validate_tx(tx)
+    connection = validate_and_adapt_tx(tx)
     with translate_notify_channel_error():
         async with savepoint(connection):
             yield connection

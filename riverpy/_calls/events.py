@@ -83,14 +83,14 @@ class EventMethods(ListeningMethods):
             if any(one is not None for one in (job_kinds, queues, job_ids)):
                 raise ConfigError("job_kinds, queues and job_ids filter only with fleet=True")
             return self._subscription_manager.subscribe(kinds, size)
-        self._require_notifications()
+        self._require_notifications_enabled()
         check_stream_size(size)
         follow_filter = make_follow_filter(kinds, job_kinds, queues, job_ids)
         follower = self._fleet_follower
         stream = FleetStream(follower, follow_filter, size)
         return FleetSubscription(stream, follower.wait_until_wanted_events_announced)
 
-    def _require_notifications(self) -> None:
+    def _require_notifications_enabled(self) -> None:
         """Raise ConfigError if the client's settings do not allow it to receive notifications."""
         config = self._config
         if config.poll_only:
@@ -144,7 +144,7 @@ class EventMethods(ListeningMethods):
 
         return FleetFollower(
             self._get_open_pool,
-            self._pool_connection,
+            self._shared_pool_connection,
             self._listener,
             schema=self._config.schema,
             trace_internal=self._config.trace_internal,

@@ -23,7 +23,7 @@ from riverpy._log_events import (
     EXECUTION_END_NOT_RECORDED,
     EXECUTION_FAILURE_NOT_RECORDED,
 )
-from riverpy._names import validate_execution_key
+from riverpy._names import validate_run_once_key
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     LockNotAvailableError,
@@ -497,7 +497,7 @@ async def _retry_while_key_locked(
 
 
 def _validate_arguments(key: str, fn: object, **durations: timedelta | None) -> None:
-    validate_execution_key(key)
+    validate_run_once_key(key)
     _validate_takes_one_argument(fn)
     for name, duration in durations.items():
         if duration is None and name == "kept":

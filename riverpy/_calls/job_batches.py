@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobChanges, JobFilters
 
 
-class NamedBatchFunction(NamedTuple):
+class BatchMethod(NamedTuple):
     """A method that changes jobs in batches: its name, and the function that executes the statement
     for one batch."""
 
@@ -146,7 +146,7 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        method = NamedBatchFunction("job_retry_many", job_lists.job_retry_batch)
+        method = BatchMethod("job_retry_many", job_lists.job_retry_batch)
         return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def job_cancel_many(
@@ -170,7 +170,7 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        method = NamedBatchFunction("job_cancel_many", job_lists.job_cancel_batch)
+        method = BatchMethod("job_cancel_many", job_lists.job_cancel_batch)
         return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def job_delete_in_batches(
@@ -194,12 +194,12 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        method = NamedBatchFunction("job_delete_in_batches", job_lists.job_delete_batch)
+        method = BatchMethod("job_delete_in_batches", job_lists.job_delete_batch)
         return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def _change_jobs_in_batches(
         self,
-        method: NamedBatchFunction,
+        method: BatchMethod,
         filters: JobFilters,
         limit: int | None,
         on_progress: Callable[[JobChanges], object] | None,

@@ -11,7 +11,7 @@ from riverpy._clock import Timer
 from riverpy._leases.client_leases import ClientLeaseEngine
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import UserLeaseTable
-from riverpy._leases.timing import LeaseTiming, validate_wait
+from riverpy._leases.timing import LeaseTiming, validate_wait_argument
 from riverpy._names import validate_lease_name
 from riverpy.config import LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
@@ -114,7 +114,7 @@ class LeaseMethods(EventMethods):
             Exception: one of DATABASE_ERRORS, when the client uses a lease for the first time.
         """
         validate_lease_name(name)
-        validate_wait(wait)
+        validate_wait_argument(wait)
         self._get_open_pool()
         engine = await self._lease_engine.open()
         async with engine.hold(name, wait=wait) as lease:

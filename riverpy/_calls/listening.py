@@ -35,7 +35,7 @@ class ListeningMethods(ClientMethods):
         return SharedListener(self._make_notifier, self._listener_outage_tracker)
 
     @cached_property
-    def _pool_connection(self) -> SharedPoolConnection:
+    def _shared_pool_connection(self) -> SharedPoolConnection:
         return SharedPoolConnection(self._get_open_pool)
 
     def _make_notifier(self) -> Notifier | None:
@@ -58,7 +58,7 @@ class ListeningMethods(ClientMethods):
         return Notifier(
             connect,
             schema=config.schema,
-            reserved=self._pool_connection,
+            reserved=self._shared_pool_connection,
             outage=self._listener_outage_tracker,
             resync=lambda: None,
             probe_interval_min=0.0 if quiet is None else quiet.total_seconds(),

@@ -135,7 +135,7 @@ class WaitMethods(ListeningMethods):
         from riverpy._waiting.waiter import JobWaiter  # most clients do not need it
 
         return JobWaiter(
-            self._pool_connection,
+            self._shared_pool_connection,
             self._listener,
             schema=self._config.schema,
             trace_internal=self._config.trace_internal,

@@ -11,7 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._clients.observer import HeartbeatObserver
-from riverpy._clients.process import has_process_ended, is_process_on_this_machine, own_process_name
+from riverpy._clients.process import (
+    get_own_process_name,
+    has_process_ended,
+    is_process_on_this_machine,
+)
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED
 from riverpy._postgres.clients import client_delete_dead, client_get_registered_run, client_register
@@ -67,7 +71,7 @@ class ClientIdRegistration:
         while True:
             registered_at, holder = await self._try_to_register(dead)
             if registered_at is not None:
-                self._registered_run = own_process_name(), self._client_id, registered_at
+                self._registered_run = get_own_process_name(), self._client_id, registered_at
                 _registered_client_runs.add(self._registered_run)
                 return registered_at
             dead = None if holder is None else await self._wait_until_dead(holder)
@@ -124,7 +128,7 @@ class ClientIdRegistration:
         Raises:
             ClientIdInUseError: the process of the other run is alive, and the heartbeat is recent.
         """
-        process = own_process_name()
+        process = get_own_process_name()
         is_running = (process, self._client_id, other_run.registered_at) in _registered_client_runs
         if not is_running and other_run.process_name is not None:
             if other_run.process_name == process or has_process_ended(other_run.process_name):

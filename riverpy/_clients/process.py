@@ -51,7 +51,7 @@ class ProcessAndLoop(NamedTuple):
             )
 
 
-def own_process_name() -> str | None:
+def get_own_process_name() -> str | None:
     """Return the name of this process, or None if the system is not Linux. Other processes on this
     machine use the name to check whether this process has ended."""
     pid = os.getpid()

@@ -40,7 +40,7 @@ from riverpy._dashboard.changes import (
 )
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.headers import SECURITY_HEADERS, SecurityHeadersMiddleware
-from riverpy._dashboard.live import RegionKey
+from riverpy._dashboard.live import LiveRegionKey
 from riverpy._dashboard.messages import delete_flash_message, read_flash_message, set_flash_message
 from riverpy._dashboard.mount_paths import MountPathMiddleware, correct_mount_path
 from riverpy._dashboard.page import (
@@ -219,7 +219,9 @@ class _DashboardApp:
             # The content is the same for all users with these rights, so leave out the user.
             access=view.access._replace(user=None),
         )
-        key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
+        key = LiveRegionKey(
+            f"{place.path}?{followed.query}", followed.access.level, followed.root_path
+        )
         if "changed" in request.query_params:
             self._site.invalidate_caches(_get_age_of_timestamp(request.query_params["changed"]))
         response = self._site.regions.open_stream(

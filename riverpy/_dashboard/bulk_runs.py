@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from riverpy._dashboard.database import start_task
+from riverpy._dashboard.database import start_background_task
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_actions import get_change_method
 from riverpy._log import get_logger
@@ -89,7 +89,7 @@ class BulkChangeRun:
         log.info(DASHBOARD_BULK_CHANGE_STARTED, **values)
         try:
             change = get_change_method(client, plan.action)
-            self.changes = await change(on_progress=self._on_progress, **plan.filters)
+            self.changes = await change(on_progress=self._record_progress_or_stop, **plan.filters)
             self.outcome = "done"
         except _RunStoppedError:
             self.outcome = "stopped"
@@ -111,7 +111,7 @@ class BulkChangeRun:
                 refused=self.changes.refused,
             )
 
-    def _on_progress(self, changes: JobChanges) -> None:
+    def _record_progress_or_stop(self, changes: JobChanges) -> None:
         self.changes = changes
         if is_uvicorn_stopping():
             self.problem = SERVER_STOPPED_TEXT
@@ -144,7 +144,7 @@ class BulkChangeManager:
                 "Wait until one of them has ended, or stop one: the page Jobs lists them.",
             )
         run = BulkChangeRun(plan)
-        start_task(self._client, f"bulk {plan.action}", partial(run.run, self._client))
+        start_background_task(self._client, f"bulk {plan.action}", partial(run.run, self._client))
         self._run_by_id[plan.run_id] = run
         self._forget_old_runs()
 

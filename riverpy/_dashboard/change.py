@@ -78,7 +78,9 @@ class ChangeRoute(NamedTuple):
         return path if is_same_site_path(path) else self.default_back_path
 
 
-def read_button(fields: QueryParams, actions: Collection[str], noun: str) -> tuple[str, str]:
+def parse_pressed_button(
+    fields: QueryParams, actions: Collection[str], noun: str
+) -> tuple[str, str]:
     """Return the action of the button that the user pressed, and the name of its target. The form
     field of the button has the action as its name. Its value is the name of the target,
     percent-encoded.

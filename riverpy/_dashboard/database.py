@@ -36,7 +36,7 @@ def get_pool(client: Client) -> Pool:
     return client._get_open_pool()  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
 
 
-def start_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) -> None:
+def start_background_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) -> None:
     """Start a background task of the client. The task is cancelled when the client closes. If it
     fails, its error is logged.
 

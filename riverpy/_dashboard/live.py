@@ -50,7 +50,7 @@ _AGE_PATTERN = re.compile(rb'(<time datetime="[^"]*")[^>]*>[^<]*')
 _STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must not buffer events
 
 
-class RegionKey(NamedTuple):
+class LiveRegionKey(NamedTuple):
     """Identifies a region: the page, and the rights of the users that see it."""
 
     path_and_query: str
@@ -113,7 +113,7 @@ class LiveRegions:
     """All regions with open streams."""
 
     def __init__(self) -> None:
-        self._region_by_key: dict[RegionKey, LiveRegion] = {}
+        self._region_by_key: dict[LiveRegionKey, LiveRegion] = {}
         self._follower_count = 0
 
     def invalidate_before(self, changed_at: float) -> None:
@@ -123,7 +123,7 @@ class LiveRegions:
             region.invalidate_before(changed_at)
 
     def open_stream(
-        self, key: RegionKey, render: Callable[[], Awaitable[bytes]], page_age: float
+        self, key: LiveRegionKey, render: Callable[[], Awaitable[bytes]], page_age: float
     ) -> LiveResponse:
         """Return a response that streams the changes of a region. `page_age` is the age in seconds
         of the page in the browser.
@@ -143,7 +143,7 @@ class LiveRegions:
 
     @contextmanager
     def follow_region(
-        self, key: RegionKey, render: Callable[[], Awaitable[bytes]]
+        self, key: LiveRegionKey, render: Callable[[], Awaitable[bytes]]
     ) -> Generator[LiveRegion]:
         """Return the region with this key, and count one follower for it during the `with`
         block."""
@@ -165,7 +165,7 @@ class LiveResponse(StreamingResponse):
     def __init__(
         self,
         regions: LiveRegions,
-        key: RegionKey,
+        key: LiveRegionKey,
         render: Callable[[], Awaitable[bytes]],
         page_rendered_at: float,
     ) -> None:

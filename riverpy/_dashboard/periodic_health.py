@@ -26,7 +26,7 @@ SEARCHED_JOBS_MAX = 10_000
 newest jobs of River's job table."""
 
 
-def split_periodic_id(row_id: str) -> tuple[str, str]:
+def split_periodic_row_id(row_id: str) -> tuple[str, str]:
     """Split the id of a row in the table of periodic jobs into the id of the periodic job and its
     leader domain."""
     job_id, _, domain = row_id.partition("@")
@@ -45,7 +45,7 @@ def explain_periodic_job(
     entry: PeriodicJobDashboardRow, fleet: OverallStatus, now: datetime
 ) -> HealthSentence:
     """Return a sentence that explains when a periodic job runs next, or why it does not run."""
-    _, domain = split_periodic_id(entry.id)
+    _, domain = split_periodic_row_id(entry.id)
     leader = find_domain_leader(domain, fleet)
     if entry.paused_at is not None:
         since = format_duration((now - entry.paused_at).total_seconds())
@@ -138,7 +138,7 @@ async def find_last_jobs(
     not store its leader domain. So, if `entries` contains periodic jobs of several domains with the
     same id, their jobs are not known.
     """
-    ids = sorted({split_periodic_id(entry.id)[0] for entry in entries})
+    ids = sorted({split_periodic_row_id(entry.id)[0] for entry in entries})
     try:
         async with tx.transaction():
             found = await periodic_find_newest_jobs(
@@ -148,10 +148,10 @@ async def find_last_jobs(
         if not is_damaged_or_untranslatable_error(error):
             raise
         return {}  # the server cannot read one of the jobs
-    by_row = {entry.id: found.get(split_periodic_id(entry.id)[0]) for entry in entries}
-    uses = Counter(split_periodic_id(entry.id)[0] for entry in entries)
+    by_row = {entry.id: found.get(split_periodic_row_id(entry.id)[0]) for entry in entries}
+    uses = Counter(split_periodic_row_id(entry.id)[0] for entry in entries)
     return {
         row_id: jobs
         for row_id, jobs in by_row.items()
-        if jobs and uses[split_periodic_id(row_id)[0]] == 1
+        if jobs and uses[split_periodic_row_id(row_id)[0]] == 1
     }

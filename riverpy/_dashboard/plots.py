@@ -75,14 +75,14 @@ class Plot(NamedTuple):
     bars: Sequence[BarSeries]
 
 
-class PlotRow(NamedTuple):
+class PlotTableRow(NamedTuple):
     """The counts of one step, for the table below the plots."""
 
     time: str
     counts: JobCounts
 
 
-class RangeLink(NamedTuple):
+class TimeRangeLink(NamedTuple):
     """A link to the same page with another time range."""
 
     title: str
@@ -93,7 +93,7 @@ class RangeLink(NamedTuple):
 class PlotSection(NamedTuple):
     """The plots of a page, with their texts and their table."""
 
-    links: Sequence[RangeLink]
+    links: Sequence[TimeRangeLink]
     title: str
     unit: str
     """The length of a step in words."""
@@ -107,7 +107,7 @@ class PlotSection(NamedTuple):
     numbers of their attempts are not known."""
     times: Sequence[str]
     """The start times of the first, the middle and the last step."""
-    rows: Sequence[PlotRow]
+    rows: Sequence[PlotTableRow]
     """The steps in which attempts ended, the newest first."""
     notes: Sequence[str]
     """Sentences about what the plots do not contain."""
@@ -150,7 +150,7 @@ async def load_plots(
             notes.append(_MANY_QUEUES_TEXT)
     others = [item for item in view.query.multi_items() if item[0] != RANGE_PARAMETER]
     links = [
-        RangeLink(
+        TimeRangeLink(
             one.title,
             f"{path}?{urlencode([*others, (RANGE_PARAMETER, one.name)])}",
             one is time_range,
@@ -166,14 +166,14 @@ async def load_plots(
 def make_plot_section(
     steps: Sequence[TimeStepCounts],
     time_range: TimeRange,
-    links: Sequence[RangeLink],
+    links: Sequence[TimeRangeLink],
     notes: Sequence[str],
 ) -> PlotSection:
     """Return a section of a page with plots of the ended attempts, the failed attempts and the
     waits in each of `steps` (the equal parts of the time range). If no attempt ended in the time
     range, the section has no plots."""
     rows = [
-        PlotRow(_format_timestamp(one.started_at, time_range.time_format), one.counts)
+        PlotTableRow(_format_timestamp(one.started_at, time_range.time_format), one.counts)
         for one in reversed(steps)
         if one.counts.attempts
     ]
@@ -253,7 +253,7 @@ def choose_wait_scale_top(longest: float) -> float:
 
 
 def _make_plots(
-    steps: Sequence[TimeStepCounts], rows: Sequence[PlotRow], time_range: TimeRange
+    steps: Sequence[TimeStepCounts], rows: Sequence[PlotTableRow], time_range: TimeRange
 ) -> list[Plot]:
     most = max(rows, key=lambda row: row.counts.attempts)
     worst = max(rows, key=lambda row: row.counts.failed)
@@ -307,7 +307,9 @@ def _count_steps_before_counting(steps: Sequence[TimeStepCounts], time_range: Ti
     return sum(one.started_at + time_range.step_seconds <= since for one in steps)
 
 
-def _describe_totals(rows: Sequence[PlotRow], time_range: TimeRange, *, are_counted: bool) -> str:
+def _describe_totals(
+    rows: Sequence[PlotTableRow], time_range: TimeRange, *, are_counted: bool
+) -> str:
     counts = [row.counts for row in rows]
     attempts = sum(one.attempts for one in counts)
     if not attempts:

@@ -18,7 +18,7 @@ from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.doctor.snapshot import QUEUE_LAG_MAX_DEFAULT
 from riverpy._tools.doctor.waiting_jobs import UNWORKED_QUEUE_FAIL_LAG_FACTOR
 from riverpy._tools.text import format_count, format_names
-from riverpy._tools.top.statements import read_ended_jobs, read_queue_job_counts
+from riverpy._tools.top.statements import read_ended_job_counts, read_queue_job_counts
 from riverpy._tools.top.status import (
     ENDED_JOBS_MAX,
     LATE_JOB_AFTER,
@@ -148,7 +148,7 @@ async def add_queue_to_status(
     queue."""
     if any(queue.name == name for queue in fleet.queues):
         return fleet
-    ended = await read_ended_jobs(
+    ended = await read_ended_job_counts(
         tx, schema, window=RATE_WINDOW, count_limit=ENDED_JOBS_MAX, damaged_job_ids=fleet.damaged
     )
     counts = await read_queue_job_counts(

@@ -57,7 +57,7 @@ class StatusCache:
                 raise self._error
             is_old = self._read_began_at < self._changed_at or time.monotonic() >= self._expires_at
             if self._status is None or is_old:
-                return await self._renew()
+                return await self._read_and_cache_status()
             return self._status
 
     def invalidate_before(self, changed_at: float) -> None:
@@ -65,7 +65,7 @@ class StatusCache:
         in the database."""
         self._changed_at = max(self._changed_at, changed_at)
 
-    async def _renew(self) -> OverallStatus:
+    async def _read_and_cache_status(self) -> OverallStatus:
         self._read_began_at = time.monotonic()
         try:
             self._status = await self._read_new_status()
@@ -83,7 +83,7 @@ class StatusCache:
         async with acquire_connection(self._client) as connection:
             if self._statements is None or began >= self._tables_expire_at:
                 statements = StatusReaderOnConnection(self._client.config.schema)
-                await statements.check_tables(connection, self._client.database_url)
+                await statements.check_server_and_tables(connection, self._client.database_url)
                 self._statements = statements
                 self._tables_expire_at = began + TABLE_CHECK_INTERVAL
             return await self._statements.read(connection, began)

@@ -78,12 +78,12 @@ def _check_filter_values(
 ) -> frozenset[ValueT] | None:
     if values is None:
         return None
-    if not _is_list_of(values, expected):
+    if not _is_nonempty_collection_of(values, expected):
         raise ConfigError(f"{name} is a list of at least one {expected.__name__}, got {values!r}")
     return frozenset(values)
 
 
-def _is_list_of(values: object, expected: type) -> bool:
+def _is_nonempty_collection_of(values: object, expected: type) -> bool:
     """Return whether `values` is a non-empty list or set whose items have one type. Return False
     for a string, although Python can iterate over it."""
     if isinstance(values, str) or not isinstance(values, Collection):

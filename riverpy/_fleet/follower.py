@@ -118,7 +118,9 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
         self._is_stopped = False
-        self._task = BackgroundTask("fleet follower", self._run, self._end_all_after_task_failure)
+        self._task = BackgroundTask(
+            "fleet follower", self._run, self._end_subscriptions_and_watches
+        )
         self._log = get_logger().with_rate_limit()
 
     # -- subscriptions and watches
@@ -239,8 +241,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
             FLEET_TOPIC, self._receive_message, self._read_all_watched_jobs_soon
         ):
             while not await self._announce_end_if_unused():
-                await self._wait_until_due()
-                await self._announce_if_due()
+                await self._wait_until_work_is_due()
+                await self._announce_wanted_events_if_due()
                 await self._read_watched_jobs()
 
     async def _announce_end_if_unused(self) -> bool:
@@ -260,7 +262,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         )
         return not self._is_used
 
-    async def _wait_until_due(self) -> None:
+    async def _wait_until_work_is_due(self) -> None:
         """Wait until the background task has work to do: an announcement, a read of watched jobs,
         or the end of an unused follower. When `_woken` is set, the time of the next work is
         computed again."""
@@ -285,7 +287,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
     def _is_listening(self) -> bool:
         return self._listener.is_listening_on(FLEET_TOPIC)
 
-    async def _announce_if_due(self) -> None:
+    async def _announce_wanted_events_if_due(self) -> None:
         if time.monotonic() < self._announce_at or not self._is_listening or not self._is_used:
             return
         number = self._change_number
@@ -331,7 +333,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         if not versions:
             return
         try:
-            await self._read_rows(versions)
+            await self._read_changed_rows(versions)
         except DATABASE_ERRORS as error:
             if is_permanent_statement_error(error):
                 await self._read_rows_one_by_one(versions)
@@ -340,7 +342,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         finally:
             self._read_at = time.monotonic()
 
-    async def _read_rows(self, version_by_id: dict[int, str]) -> None:
+    async def _read_changed_rows(self, version_by_id: dict[int, str]) -> None:
         """Read the rows of these jobs that have changed. `version_by_id` contains the last known
         version of each row. Pass each changed row to the readers of its job."""
         async with self._acquire_connection("reading watched jobs") as connection:
@@ -358,13 +360,13 @@ class FleetFollower(StreamGroup["FleetStream"]):
         fail."""
         for job_id, version in version_by_id.items():
             try:
-                await self._read_rows({job_id: version})
+                await self._read_changed_rows({job_id: version})
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error):
                     for reader in list(self._readers_by_id.get(job_id, ())):
                         reader.set_error(make_read_error(error))
 
-    def _end_all_after_task_failure(self, error: Exception) -> None:
+    def _end_subscriptions_and_watches(self, error: Exception) -> None:
         """End all subscriptions and watches after the background task has failed, so that no reader
         waits forever."""
         self._log.error(FLEET_FOLLOWING_FAILED, exc_info=error)

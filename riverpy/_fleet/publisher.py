@@ -88,10 +88,11 @@ class FleetPublisher:
         self._log = get_logger().with_rate_limit()
 
     def _wake(self) -> None:
+        """Wake the task that sends events."""
         self._woken.set()
 
     @property
-    def is_followed(self) -> bool:
+    def has_followers(self) -> bool:
         """Whether at least one client wants to receive the events of this client."""
         return bool(self._announcements)
 

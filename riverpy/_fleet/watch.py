@@ -78,7 +78,10 @@ def find_change_kind(before: JobRow | None, row: JobRow) -> JobChangeKind | None
         return JobChangeKind.STATE
     if before.attempt != row.attempt or before.attempted_at != row.attempted_at:
         return JobChangeKind.ATTEMPT
-    old, new = _decode_metadata_members(before), _decode_metadata_members(row)
+    old, new = (
+        _decode_metadata_keeping_json_values(before),
+        _decode_metadata_keeping_json_values(row),
+    )
     for kind, key in (
         (JobChangeKind.OUTPUT, OUTPUT_METADATA_KEY),
         (JobChangeKind.PROGRESS, PROGRESS_METADATA_KEY),
@@ -88,7 +91,7 @@ def find_change_kind(before: JobRow | None, row: JobRow) -> JobChangeKind | None
     return None
 
 
-def _decode_metadata_members(row: JobRow) -> dict[str, Any]:
+def _decode_metadata_keeping_json_values(row: JobRow) -> dict[str, Any]:
     """Return the metadata of a row. The values stay JSON texts."""
     text: str = row.get_encoded_values()[JobColumn.METADATA]
     try:

@@ -52,7 +52,7 @@ from riverpy._postgres.inserts import (
     list_queues_with_due_jobs,
     notify_queues_of_inserts,
 )
-from riverpy._postgres.transactions import require_copy_support, savepoint, validate_tx
+from riverpy._postgres.transactions import require_copy_support, savepoint, validate_and_adapt_tx
 from riverpy._without_loop import refuse_wait_without_loop, sleep
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -305,7 +305,7 @@ class Inserter:
         if any(row.replace is not None for row in rows):
             raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
         if tx is not None and get_recorder() is None:
-            require_copy_support(validate_tx(tx))
+            require_copy_support(validate_and_adapt_tx(tx))
         return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
     def _make_rows(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
@@ -409,7 +409,7 @@ class Inserter:
                     self._require_open()
                     return cast("T", await self._shared_sender.insert(rows, size))
             return await self._send_with_retries(rows, send)
-        connection = validate_tx(tx)
+        connection = validate_and_adapt_tx(tx)
         with translate_insert_errors(connection):
             return await send(connection, rows, self._find_queues_to_notify(rows))
 

@@ -165,7 +165,7 @@ class Election:
         pause = min(interval * 2.0 ** min(self._failed_term_count, 30), pause_max)
         if lease.cause is None:
             self._term_error = error
-        self._engine.events.publish_failed(lease, error)
+        self._engine.events.publish_work_failure(lease, error)
         if not self._engine.resign(lease, "its maintenance failed", pause=pause):
             return False
         self._failed_term_count += 1

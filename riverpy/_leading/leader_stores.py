@@ -15,7 +15,7 @@ from riverpy._postgres.leaders import (
     leader_resign,
 )
 from riverpy._postgres.leases import LeaseAcquireResult, acquired_at_from_epoch
-from riverpy._postgres.transactions import validate_fence_connection
+from riverpy._postgres.transactions import validate_and_adapt_fence_connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +85,7 @@ class LeaderRowStore(LeaseStore):
         lock_timeout: timedelta,
     ) -> bool:
         return await leader_fence_transaction(
-            validate_fence_connection(transaction),
+            validate_and_adapt_fence_connection(transaction),
             self._schema,
             leader_id=self._leader_id,
             elected_at=acquired_at_from_epoch(epoch),

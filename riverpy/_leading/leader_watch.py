@@ -101,6 +101,7 @@ class LeaderWatch:
             await self._timer.sleep(self._check_interval)
 
     async def _check_election(self) -> None:
+        """Log a warning if the leader is unsuitable or no client can become leader."""
         if self._domain is None and self._is_leader():  # this client itself is the leader
             return
         try:

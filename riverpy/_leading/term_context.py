@@ -25,7 +25,7 @@ class EndedJobPublisher(Protocol):
     these events."""
 
     @property
-    def is_followed(self) -> bool:
+    def has_followers(self) -> bool:
         """Whether any client follows the events."""
         ...
 
@@ -34,7 +34,7 @@ class EndedJobPublisher(Protocol):
     ) -> None:
         """Send the events of these jobs. `state_by_id` has the new state of each job."""
 
-    def add_dropped_events(self, count: int) -> None:
+    def count_dropped_events(self, count: int) -> None:
         """Add `count` to the number of events that were dropped instead of sent."""
 
 

@@ -18,7 +18,7 @@ from riverpy._postgres.transactions import (
     require_no_savepoint,
     require_read_committed,
     run_at_once_if_blocking,
-    validate_fence_connection,
+    validate_and_adapt_fence_connection,
 )
 from riverpy._without_loop import fail_after
 from riverpy.errors import FencedOutError
@@ -100,7 +100,7 @@ class LeaderTerm:
         return run_at_once_if_blocking(connection, self._fence(connection))
 
     async def _fence(self, connection: object) -> None:
-        transaction = validate_fence_connection(connection)
+        transaction = validate_and_adapt_fence_connection(connection)
         self.expect_held()
         is_rivers_row = self.lease.name == DEFAULT_DOMAIN
         if is_rivers_row:
@@ -108,7 +108,7 @@ class LeaderTerm:
         with fail_after(TRANSACTION_CHECK_TIMEOUT, "passing the fence of a leader term took long"):
             is_held = await self._try_to_fence_transaction(transaction)
         if not is_held:
-            if await self.lease.confirm_or_end(WRITE_REFUSED_REASON):
+            if await self.lease.confirm_held_or_end(WRITE_REFUSED_REASON):
                 raise await make_wrong_database_error(transaction, "this leader term")
             raise _make_fenced_out_error()
         if is_rivers_row:

@@ -63,11 +63,11 @@ class ClientLeaseEngine:
         if self._engine is not None:
             self._engine.receive_notification(payload)
 
-    def wake_all_callers(self) -> None:
+    def wake_all_waiting_callers(self) -> None:
         """Try now to acquire each lease that a caller waits for, because notifications may have
         been lost."""
         if self._engine is not None:
-            self._engine.wake_all_callers()
+            self._engine.wake_all_waiting_callers()
 
     @property
     def standby_lease_names(self) -> list[str]:

@@ -196,14 +196,14 @@ class LeaseEngine:
         leases has stopped, and close the store. A lease whose work still runs is then not released
         but expires. Callers that wait for a lease get a ClientStateError."""
         self._is_closed = True
-        self.wake_all_callers()
+        self.wake_all_waiting_callers()
         for lease in self.renewer.leases:
             lease.end("the leases of this process are closed", cause=StopCause.CLIENT_STOP)
         for attempt in self._acquire_attempts:
-            attempt.start_timeout()
-        await run_despite_cancellation(self._wait_and_close_store)
+            attempt.cancel_statement_after_timeout()
+        await run_despite_cancellation(self._wait_for_work_and_close)
 
-    async def _wait_and_close_store(self) -> None:
+    async def _wait_for_work_and_close(self) -> None:
         with anyio.move_on_after(ENGINE_CLOSE_TIMEOUT):
             while self.renewer or self._wake_events or self._acquire_attempts:
                 await self._state_change_event.wait()
@@ -246,7 +246,7 @@ class LeaseEngine:
         if lease is not None and epoch in {None, lease.epoch}:
             self.resign(lease, RELEASE_REQUESTED_REASON, pause=self.timing.attempt_interval)
 
-    def wake_all_callers(self) -> None:
+    def wake_all_waiting_callers(self) -> None:
         """Try now to acquire each lease that a caller waits for, because notifications may have
         been lost."""
         for name in self._wake_events:
@@ -273,7 +273,7 @@ class LeaseEngine:
             with CancelAtLeaseEnd(lease):
                 yield lease
         except Exception as error:
-            self.events.publish_failed(lease, error)
+            self.events.publish_work_failure(lease, error)
             raise
         finally:
             await self.release(lease)
@@ -495,7 +495,7 @@ class LeaseEngine:
             self.renewer.remove_lease(lease)
             self.events.publish_end(lease, is_released=is_freed, has_work_ended=has_work_ended)
             self._signal_state_change()
-            self.wake_all_callers() if self._max_held is not None else self._wake_callers(
+            self.wake_all_waiting_callers() if self._max_held is not None else self._wake_callers(
                 lease.name
             )
         self._log.debug(
@@ -546,8 +546,8 @@ class AcquireAttempt:
         self._end_event = asyncio.Event()
 
     async def execute_statement(self) -> None:
-        """Execute the statement to its end. After a cancellation or a call of `start_timeout`, this
-        takes at most `CANCELLED_ACQUIRE_TIMEOUT` seconds.
+        """Execute the statement to its end. After a cancellation or a call of
+        `cancel_statement_after_timeout`, this takes at most `CANCELLED_ACQUIRE_TIMEOUT` seconds.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.
@@ -557,11 +557,11 @@ class AcquireAttempt:
             try:
                 await self._end_event.wait()
             finally:
-                self.start_timeout()
+                self.cancel_statement_after_timeout()
         if self._error is not None:
             raise self._error
 
-    def start_timeout(self) -> None:
+    def cancel_statement_after_timeout(self) -> None:
         """Cancel the statement after `CANCELLED_ACQUIRE_TIMEOUT` seconds, because no caller waits
         for it any more."""
         self._cancel_scope.deadline = anyio.current_time() + CANCELLED_ACQUIRE_TIMEOUT

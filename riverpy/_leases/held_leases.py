@@ -179,7 +179,7 @@ class LeaseRenewer:
         return [lease for lease in self._leases.values() if lease.cause is None]
 
     @property
-    def _seconds_until_first_stop(self) -> float:
+    def _seconds_until_first_work_stop(self) -> float:
         """The shortest time until work under a held lease must stop, in seconds. Infinity: no lease
         is held."""
         return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
@@ -207,7 +207,7 @@ class LeaseRenewer:
                 if lease.seconds_until_stop <= 0:
                     lease.end(NOT_RENEWED_REASON)
             self._log_unfinished_work()
-            planned = min(self._timing.deadline_check_interval, self._seconds_until_first_stop)
+            planned = min(self._timing.deadline_check_interval, self._seconds_until_first_work_stop)
             planned = max(planned, DEADLINE_CHECK_INTERVAL_MIN)
             before = self._timer.seconds_since_boot()
             await self._timer.sleep(planned)
@@ -263,7 +263,7 @@ class LeaseRenewer:
                     error=describe_error(error),
                 )
                 self.renewal_failure_count += 1
-                left = max(self._seconds_until_first_stop, 0.0)
+                left = max(self._seconds_until_first_work_stop, 0.0)
                 self._next_renewal_at = self._timer.seconds_since_boot() + min(
                     backoff.next_delay(), left / 2
                 )

@@ -197,28 +197,28 @@ class Lease:
         except PostgresError as error:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
-            if await self.confirm_or_end(FENCE_REFUSED_REASON):
+            if await self.confirm_held_or_end(FENCE_REFUSED_REASON):
                 raise  # the lease is held: only the snapshot is too old
         else:
-            if not is_held and await self.confirm_or_end(FENCE_REFUSED_REASON):
+            if not is_held and await self.confirm_held_or_end(FENCE_REFUSED_REASON):
                 raise await self._store.make_wrong_database_error(connection, self.name)
         self.expect_held()
 
-    async def confirm_or_end(self, reason: str) -> bool:
+    async def confirm_held_or_end(self, reason: str) -> bool:
         """Ask the server whether this process holds the lease, after a transaction did not find the
         row of the lease. If the server does not confirm it, end the lease for this `reason` and
         return False. Any thread may call this."""
         if not is_without_loop():
-            return await self._confirm_or_end(reason)
+            return await self._confirm_held_or_end(reason)
         if get_running_loop() is self._loop:
             # The check needs the event loop of this thread, which cannot run during this blocking
             # call. So end the lease without a check.
             self.end(reason, may_be_held=False)
             return False
-        call = asyncio.run_coroutine_threadsafe(self._confirm_or_end(reason), self._loop)
+        call = asyncio.run_coroutine_threadsafe(self._confirm_held_or_end(reason), self._loop)
         return call.result(2 * LEASE_STORE_TIMEOUT)
 
-    async def _confirm_or_end(self, reason: str) -> bool:
+    async def _confirm_held_or_end(self, reason: str) -> bool:
         if await self.renew_in_store():
             return True
         self.end(reason, may_be_held=False)

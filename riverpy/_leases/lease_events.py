@@ -48,7 +48,7 @@ class LeaseEventPublisher:
         self._publish_event(LeaseEventKind.ACQUIRED, lease, use)
         lease.call_at_end(lambda: self._publish_end_if_lost(lease))
 
-    def publish_failed(self, lease: Lease, error: BaseException) -> None:
+    def publish_work_failure(self, lease: Lease, error: BaseException) -> None:
         """Publish that the code under a lease raised an error. Do nothing if the end of the term
         was already published, or if the error only reports that the term has ended."""
         term = self._terms.get(lease)

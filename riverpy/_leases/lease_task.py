@@ -86,7 +86,7 @@ class LeaseTask:
                 await self._work(self._work_scope)
         except Exception as error:
             self.error = error
-            self._engine.events.publish_failed(self.lease, error)
+            self._engine.events.publish_work_failure(self.lease, error)
         finally:
             self.work_seconds = timer.seconds_since_boot() - began_at
             self.was_stopped = self._work_scope.cause is not None

@@ -198,6 +198,7 @@ class MemoryLeases(LeaseStore):
         )
 
     def _find_held_row(self, name: str, epoch: int) -> _LeaseRow | None:
+        """Return the row of the lease if this term has not ended or expired, otherwise None."""
         row = self._rows.get(name)
         if row is None or row.epoch != epoch or row.expires_at < self._timer.seconds_since_boot():
             return None

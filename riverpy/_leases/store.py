@@ -34,7 +34,10 @@ from riverpy._postgres.leases import (
     make_lease_fence_sql,
 )
 from riverpy._postgres.schema import LEASES_MIGRATION, read_schema_state, require_migration_version
-from riverpy._postgres.transactions import make_wrong_database_error, validate_fence_connection
+from riverpy._postgres.transactions import (
+    make_wrong_database_error,
+    validate_and_adapt_fence_connection,
+)
 from riverpy.errors import ConfigError, TransactionError
 
 if TYPE_CHECKING:
@@ -142,7 +145,7 @@ class LeaseStore(ABC):
         """Return the error to raise if a transaction is not in the database and schema of the held
         lease."""
         return await make_wrong_database_error(
-            validate_fence_connection(transaction), f"lease {name!r}"
+            validate_and_adapt_fence_connection(transaction), f"lease {name!r}"
         )
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
@@ -240,7 +243,7 @@ class LeaseTable(LeaseStore):
         lock_timeout: timedelta,
     ) -> bool:
         return await lease_fence_transaction(
-            validate_fence_connection(transaction),
+            validate_and_adapt_fence_connection(transaction),
             self._schema,
             name=self.lease_name_prefix + name,
             epoch=epoch,

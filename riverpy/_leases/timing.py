@@ -84,7 +84,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return min(usual, seconds_until_expiry + random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)
 
 
-def validate_wait(wait: timedelta | None) -> None:
+def validate_wait_argument(wait: timedelta | None) -> None:
     """Check the argument `wait` of a call that waits for a lease.
 
     Raises:

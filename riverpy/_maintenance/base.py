@@ -88,15 +88,15 @@ class MaintenanceService(ABC):
         """Send events about the jobs that this service has ended, if a client follows these events.
         `state_by_id` has the new state of each job."""
         publisher = self.context.ended_job_publisher
-        if publisher is None or not publisher.is_followed or not state_by_id:
+        if publisher is None or not publisher.has_followers or not state_by_id:
             return
         ids = list(state_by_id)[:ENDED_JOB_EVENTS_MAX]
-        publisher.add_dropped_events(len(state_by_id) - len(ids))
+        publisher.count_dropped_events(len(state_by_id) - len(ids))
         try:
             async with self.acquire_read_connection("reading ended jobs") as connection:
                 jobs = await fleet_read_ended_jobs(connection, self.schema, ids)
         except DATABASE_ERRORS as error:  # the jobs have ended: only their events are lost
-            publisher.add_dropped_events(len(ids))
+            publisher.count_dropped_events(len(ids))
             self.log.debug(FLEET_EVENTS_NOT_SENT, events=len(ids), reason=describe_error(error))
             return
         publisher.publish_jobs_ended_by_leader(jobs, state_by_id)

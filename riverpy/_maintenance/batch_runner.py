@@ -154,7 +154,7 @@ class MaintenanceBatchRunner(Generic[Row]):
             )
         return True
 
-    async def send_pages(
+    async def read_and_send_pages(
         self, read_page: Callable[[Row | None, int], Awaitable[list[Row]]]
     ) -> bool:
         """Read rows page by page, and send each page in batches. `read_page` receives the last row

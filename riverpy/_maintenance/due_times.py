@@ -7,7 +7,7 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy.schedules import CronSchedule, IntervalSchedule, next_time
+from riverpy.schedules import CronSchedule, IntervalSchedule, find_next_due_time
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -55,7 +55,7 @@ def find_due_times(
     due: datetime | None = _choose_first_time_to_compute(schedule, first_due_at, now, count)
     while due is not None and due <= now:
         times.append(due)
-        due = next_time(schedule, due)
+        due = find_next_due_time(schedule, due)
     has_dropped_times = missed == "all" and bool(times) and times[0] != first_due_at
     if missed == "skip" and times and now - times[-1] > DUE_TIME_MISSED_AFTER:
         times.clear()
@@ -86,7 +86,7 @@ def _choose_first_time_to_compute(
     span = _SEARCH_PERIOD_MIN
     while now - first_due_at > span:  # `now - span` must stay in datetime's range
         if has_due_times(schedule, now - span, now, times_to_keep):
-            return next_time(schedule, now - span)
+            return find_next_due_time(schedule, now - span)
         span *= 2
     return first_due_at
 
@@ -96,7 +96,7 @@ def has_due_times(schedule: PeriodicSchedule, after: datetime, until: datetime, 
     later than `until`."""
     due: datetime | None = after
     for _ in range(count):
-        due = next_time(schedule, due)
+        due = find_next_due_time(schedule, due)
         if due is None or due > until:
             return False
     return True

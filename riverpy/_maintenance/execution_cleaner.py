@@ -42,7 +42,7 @@ class RunOnceKeyCleaner(MaintenanceService):
         ) as connection:
             has_table = await execution_table_exists(connection, self.schema)
         if has_table:
-            await self.batch_runner.send_pages(self._read_expired_keys)
+            await self.batch_runner.read_and_send_pages(self._read_expired_keys)
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     async def _read_expired_keys(

@@ -61,6 +61,7 @@ def make_retention_rules(config: Config, queue_scope: QueueScope) -> list[Retent
 def _iterate_retentions(
     config: Config, queue_scope: QueueScope, state: JobState
 ) -> Iterator[tuple[timedelta, JobFilter | None]]:
+    """Yield each retention of jobs in this state, with the filter that selects the jobs."""
     kinds = tuple(config.retention_by_kind)
     for retention, names in _group_names_by_retention(config.retention_by_kind, state).items():
         yield (

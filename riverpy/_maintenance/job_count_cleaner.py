@@ -50,7 +50,7 @@ class JobCountCleaner(MaintenanceService):
         async with self.acquire_read_connection("looking for the table of counts") as connection:
             has_table = await job_count_table_exists(connection, self.schema)
         if has_table:
-            await self.batch_runner.send_pages(self.read_periods_to_clean)
+            await self.batch_runner.read_and_send_pages(self.read_periods_to_clean)
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     async def read_periods_to_clean(

@@ -182,7 +182,7 @@ class JobRescuer(MaintenanceService):
         stopped = self._heartbeat_observer.find_stopped_heartbeats(self._dead_after_seconds)
         if stopped.heartbeats:
             for within in filters:
-                await self.batch_runner.send_pages(
+                await self.batch_runner.read_and_send_pages(
                     partial(self._read_attempts_of_dead_clients, stopped.heartbeats, within)
                 )
         return min(
@@ -227,7 +227,9 @@ class JobRescuer(MaintenanceService):
         self._job_count_by_unknown_kind.clear()
         for within in filters:
             self._stuck_attempts.clear()
-            await self.stuck_job_read_runner.send_pages(partial(self._read_stuck_job_ids, within))
+            await self.stuck_job_read_runner.read_and_send_pages(
+                partial(self._read_stuck_job_ids, within)
+            )
             await self.batch_runner.send_in_batches(self._stuck_attempts)
         for kind, count in sorted(self._job_count_by_unknown_kind.items()):
             if kind not in self._logged_unknown_kinds:

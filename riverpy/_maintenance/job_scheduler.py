@@ -47,7 +47,9 @@ class JobScheduler(MaintenanceService):
         queues = await self.context.read_queue_scope()
         self.batch_runner.set_queue_scope(queues)
         for within in queues.make_statement_filters():
-            if not await self.batch_runner.send_pages(partial(self._read_due_job_ids, within)):
+            if not await self.batch_runner.read_and_send_pages(
+                partial(self._read_due_job_ids, within)
+            ):
                 break
         return RUN_INTERVAL
 

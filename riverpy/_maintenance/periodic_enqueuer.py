@@ -58,7 +58,7 @@ from riverpy._postgres.skipped_rows import SkippedRows
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart
-from riverpy.schedules import next_time
+from riverpy.schedules import find_next_due_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -311,7 +311,9 @@ class PeriodicEnqueuer(MaintenanceService):
     def _make_registration(self, job: PeriodicJob, now: datetime) -> PeriodicRegistration | None:
         row_id = self._make_row_id(job.id)
         try:
-            return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
+            return PeriodicRegistration(
+                row_id, job.schedule_text, find_next_due_time(job.schedule, now)
+            )
         except Exception as error:  # a user's schedule may raise any error
             self._postpone_row(row_id, error)
             return None
@@ -339,7 +341,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if self._marked_used_at is not None and now - self._marked_used_at < MARK_USED_INTERVAL:
             return
         await self._mark_used_runner.send_in_batches(list(self._registered_jobs))
-        await self._deletion_runner.send_pages(self._read_unused_row_ids)
+        await self._deletion_runner.read_and_send_pages(self._read_unused_row_ids)
         self._marked_used_at = now
 
     async def _mark_rows_used(self, row_ids: list[str]) -> None:
@@ -395,7 +397,7 @@ class PeriodicEnqueuer(MaintenanceService):
         plans the slots that are due."""
         run = row.find_reason_of_requested_run(time)
         jobs = self._make_planned_jobs(job, row, time, run)
-        return PeriodicJobPlan(_make_row_change(row, row.next_run_at), jobs)
+        return PeriodicJobPlan(_make_next_run_update(row, row.next_run_at), jobs)
 
     def _plan_jobs_of_due_times(
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime
@@ -405,7 +407,7 @@ class PeriodicEnqueuer(MaintenanceService):
         the plan contains the error."""
         due = find_due_times(job.schedule, job.missed, due_at, row.read_at)
         if row.is_paused:
-            return PeriodicJobPlan(_make_row_change(row, due.next_time), [])
+            return PeriodicJobPlan(_make_next_run_update(row, due.next_time), [])
         if due.has_dropped_times:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         jobs: list[PlannedJob] = []
@@ -417,8 +419,8 @@ class PeriodicEnqueuer(MaintenanceService):
                     job, row, slot, PeriodicInsertReason("schedule", slot)
                 )
             except Exception as error:
-                return PeriodicJobPlan(_make_row_change(row, slot), jobs, error)
-        return PeriodicJobPlan(_make_row_change(row, due.next_time), jobs)
+                return PeriodicJobPlan(_make_next_run_update(row, slot), jobs, error)
+        return PeriodicJobPlan(_make_next_run_update(row, due.next_time), jobs)
 
     def _make_planned_jobs(
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicInsertReason | None
@@ -454,12 +456,13 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the transactions that insert jobs
 
     def _is_caused_by_row(self, error: Exception) -> bool:
+        """Return whether a row may be the cause. Record the error if it is no InsertError."""
         return isinstance(
             error, InsertError
         ) or self._error_detector.record_and_check_if_caused_by_row(error)
 
     async def _execute_plans(self, plans: list[PeriodicJobPlan]) -> None:
-        done = await self._move_rows_and_insert_jobs(plans)
+        done = await self._update_rows_and_insert_jobs(plans)
         self._moved_row_count += len(done)
         for plan in plans:
             row_id = plan.row_change.id
@@ -471,7 +474,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 self._postponed_rows.remove_row(row_id)
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
-    async def _move_rows_and_insert_jobs(self, plans: Sequence[PeriodicJobPlan]) -> set[str]:
+    async def _update_rows_and_insert_jobs(self, plans: Sequence[PeriodicJobPlan]) -> set[str]:
         """Execute plans in one transaction: store the next slot in the row of each periodic job,
         and insert the jobs of the due slots. Return the ids of the rows that were changed. If
         another session has changed a row, its plan is left out."""
@@ -527,7 +530,7 @@ class PeriodicEnqueuer(MaintenanceService):
             raise ConnectionError(describe_error(error.__cause__ or error)) from error
 
 
-def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextRunUpdate:
+def _make_next_run_update(row: PeriodicRow, next_run_at: datetime | None) -> NextRunUpdate:
     return NextRunUpdate(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
 
 

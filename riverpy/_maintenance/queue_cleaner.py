@@ -40,7 +40,7 @@ class QueueCleaner(MaintenanceService):
         queues = await self.context.read_queue_scope()
         self.batch_runner.set_queue_scope(queues)
         for within in queues.make_statement_filters():
-            await self.batch_runner.send_pages(partial(self._read_unused_queues, within))
+            await self.batch_runner.read_and_send_pages(partial(self._read_unused_queues, within))
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     async def _read_unused_queues(

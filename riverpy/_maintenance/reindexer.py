@@ -44,7 +44,7 @@ from riverpy._postgres.indexes import (
     index_try_rebuild_lock,
 )
 from riverpy._postgres.tracing import suppress_tracing
-from riverpy.schedules import next_time
+from riverpy.schedules import find_next_due_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -171,12 +171,12 @@ class Reindexer(MaintenanceService):
         now = await self._read_server_time()
         if not self._has_first_run_begun:
             self._has_first_run_begun, self._run_due_at = True, now
-            self._next_run_at = next_time(self._schedule, now)
+            self._next_run_at = find_next_due_time(self._schedule, now)
         elif self._next_run_at is not None and now >= self._next_run_at:
             # One run replaces all missed runs.
             self._run_due_at = max(self._next_run_at, now - timedelta(seconds=CLOCK_READ_INTERVAL))
             self._pending_index_names = list(self._index_names)
-            self._next_run_at = next_time(self._schedule, now)
+            self._next_run_at = find_next_due_time(self._schedule, now)
         if self._pending_index_names or not self._are_leftovers_dropped:
             if not await self._rebuild_pending_indexes(scope):
                 return REINDEX_LOCK_RETRY_DELAY
@@ -323,6 +323,7 @@ class Reindexer(MaintenanceService):
                 self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
 
     async def _find_reason_to_skip(self, connection: Connection, index: Index) -> str | None:
+        """Return why the index cannot be rebuilt now, as text. None: it can be rebuilt."""
         if index.is_table_being_indexed:
             return "another session builds an index of its table"
         postponed = RebuildPostponement.parse_comment(index.comment)

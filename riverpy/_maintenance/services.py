@@ -128,4 +128,5 @@ def _make_cleaner_services(
 
 
 def _get_unbroken_contact_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
+    """Return the heartbeat's contact time function; None if the client is not registered."""
     return None if heartbeat.registered_at is None else heartbeat.unbroken_contact_seconds

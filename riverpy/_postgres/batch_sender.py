@@ -402,6 +402,7 @@ class BatchSender(Generic[RowT]):
     def _split_or_skip_failed_rows(
         self, rows: list[RowT], error: Exception, seconds: float
     ) -> None:
+        """Split a failed batch into smaller parts. Skip a row that failed in its own statement."""
         if len(rows) > 1:
             self.batch_size.shrink(len(rows))
             self._failed_batch_parts.extend(

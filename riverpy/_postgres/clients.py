@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import get_query, get_query_with_parts
+from riverpy._postgres.sql_files import get_query, get_query_with_conditional_parts
 from riverpy._timestamps import decode_wire_microseconds
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ async def client_write_heartbeat(
     if lease_report is not None:
         values["leases"] = lease_report.json_text
         parts = frozenset({"leases"})
-    statement = get_query_with_parts(_SQL_FILE, "client_heartbeat", schema, parts)
+    statement = get_query_with_conditional_parts(_SQL_FILE, "client_heartbeat", schema, parts)
     return bool(await statement.fetchval(connection, **values))
 
 

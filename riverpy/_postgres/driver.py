@@ -24,9 +24,9 @@ from riverpy._dsn import (
     adapt_url_for_asyncpg,
     database_address_from_url,
     find_ignored_pg_variables,
+    find_tls_file_problem,
     make_pg_variables_url,
     mask_passwords,
-    missing_tls_file_message,
     validate_url,
 )
 from riverpy._error_text import describe_missing_grant, format_error_with_type
@@ -424,7 +424,7 @@ def _describe_connect_failure(error: Exception, target: _ConnectionTarget, timeo
     if not isinstance(error, OSError):
         return describe_error(error)
     found = re.search(r"\[Errno (\d+)\]", str(error))
-    missing = missing_tls_file_message(target.url) if isinstance(error, FileNotFoundError) else None
+    missing = find_tls_file_problem(target.url) if isinstance(error, FileNotFoundError) else None
     if missing is not None:
         return missing
     if isinstance(error, TimeoutError):

@@ -164,24 +164,28 @@ async def _insert_plain_job(
 ) -> tuple[list[InsertResult], int]:
     """Insert one job for which `is_plain` is true; see `job_insert`."""
     query = get_query(_SQL_FILE, "job_insert_plain", schema)
-    record = await connection.fetchrow(query.text, *_list_plain_arguments(query, row, to_notify))
+    record = await connection.fetchrow(
+        query.text, *_list_plain_job_arguments(query, row, to_notify)
+    )
     if record is None:
         raise InsertPreventedByTriggerError
     result = InsertResult(_job_from_record(record), False)
     return [result], int(record[_NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE])
 
 
-def _list_plain_arguments(
+def _list_plain_job_arguments(
     query: Query, row: InsertRow, to_notify: QueuesToNotify
 ) -> tuple[object, ...]:
     """Return the arguments of a statement that inserts one job. `row.is_plain()` must be true: the
     job has no unique key, does not expire and replaces no job."""
-    read_values = _make_value_reader(query.parameters)
+    read_values = _make_row_values_reader(query.parameters)
     return (*read_values(row), to_notify.queues, str(to_notify.interval_ms))
 
 
 @cache
-def _make_value_reader(parameters: tuple[str, ...]) -> Callable[[InsertRow], tuple[object, ...]]:
+def _make_row_values_reader(
+    parameters: tuple[str, ...],
+) -> Callable[[InsertRow], tuple[object, ...]]:
     """Return a function that reads the values for these parameters from a row. This is faster than
     making a dict of the row. The last two parameters are for the notification, and are not read
     from the row."""
@@ -207,7 +211,7 @@ async def job_insert_for_several_calls(
     """
     if len(rows) == 1 and rows[0].is_plain() and to_notify.queues in ([], [rows[0].queue]):
         query = get_query(_SQL_FILE, "job_insert_one", schema)  # faster than with arrays
-        arguments = _list_plain_arguments(query, rows[0], to_notify)
+        arguments = _list_plain_job_arguments(query, rows[0], to_notify)
     else:
         query = get_query(_SQL_FILE, "job_insert_shared", schema)
         values = lists_by_field(rows) | to_notify.make_statement_arguments()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
-from riverpy._postgres.sql_files import get_query, get_query_with_parts
+from riverpy._postgres.sql_files import get_query, get_query_with_conditional_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ async def _fetch_rows(
     if "states" in chosen:
         states = cast("Iterable[str]", values["states"])
         chosen = chosen.union(f"state_{state}" for state in states)
-    statement = get_query_with_parts(file_name, statement_name, schema, chosen)
+    statement = get_query_with_conditional_parts(file_name, statement_name, schema, chosen)
     return await statement.fetch(connection, **{key: values[key] for key in statement.parameters})
 
 

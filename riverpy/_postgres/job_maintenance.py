@@ -6,7 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.sql_files import fetch_for_queues, get_query, lists_by_field, to_milliseconds
+from riverpy._postgres.sql_files import (
+    fetch_with_queue_filter,
+    get_query,
+    lists_by_field,
+    to_milliseconds,
+)
 from riverpy._timestamps import decode_wire_microseconds
 
 if TYPE_CHECKING:
@@ -146,7 +151,7 @@ async def job_list_due(
 ) -> list[int]:
     """Return the ids of scheduled and retryable jobs that are due within `lookahead`, in the order
     in which they should run. Jobs in `skipped_ids` are left out."""
-    rows = await fetch_for_queues(
+    rows = await fetch_with_queue_filter(
         connection,
         _SQL_FILE,
         "job_due",
@@ -188,7 +193,7 @@ async def job_list_running_of_clients(
 ) -> list[RunningAttempt]:
     """Return running attempts of these clients with a job id above `after_id`, lowest id first.
     Jobs in `skipped_ids` are left out."""
-    rows = await fetch_for_queues(
+    rows = await fetch_with_queue_filter(
         connection,
         _SQL_FILE,
         "job_running_of",
@@ -216,7 +221,7 @@ async def job_list_stuck_ids(
 ) -> list[int]:
     """Return ids above `after_id` of jobs that have been running for longer than
     `running_longer_than`, lowest first."""
-    rows = await fetch_for_queues(
+    rows = await fetch_with_queue_filter(
         connection,
         _SQL_FILE,
         "job_stuck",
@@ -267,7 +272,7 @@ async def job_list_expired(
 ) -> list[int]:
     """Return the ids of waiting jobs that have expired, lowest first. Jobs in `skipped_ids` are
     left out."""
-    rows = await fetch_for_queues(
+    rows = await fetch_with_queue_filter(
         connection,
         _SQL_FILE,
         "job_expired",

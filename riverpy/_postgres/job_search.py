@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from riverpy._postgres.damaged_jobs import read_jobs_in_parts
 from riverpy._postgres.driver import PostgresError, is_damaged_or_untranslatable_error
-from riverpy._postgres.sql_files import get_query, get_query_with_parts
+from riverpy._postgres.sql_files import get_query, get_query_with_conditional_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ async def job_search(
     except PostgresError as error:
         if not is_damaged_or_untranslatable_error(error):
             raise
-        statement = get_query_with_parts(
+        statement = get_query_with_conditional_parts(
             _SQL_FILE, "job_search_candidates", schema, frozenset(parts)
         )
         rows = await statement.fetch(connection, **_pick_parameter_values(values, statement))
@@ -106,7 +106,7 @@ async def _fetch_search_page(
     if "states" in parts:
         states = cast("list[str]", values["states"])
         parts = parts.union(f"state_{state}" for state in states)
-    statement = get_query_with_parts(_SQL_FILE, name, schema, frozenset(parts))
+    statement = get_query_with_conditional_parts(_SQL_FILE, name, schema, frozenset(parts))
     rows = await statement.fetch(connection, **_pick_parameter_values(values, statement))
     found_jobs = [FoundJob(*row[:4]) for row in rows if row[0] is not None]
     return SearchResult(found_jobs, rows[0][4], {})

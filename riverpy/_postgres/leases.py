@@ -10,8 +10,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import get_query, get_query_with_parts, to_milliseconds
-from riverpy._postgres.transactions import make_savepoint_error
+from riverpy._postgres.sql_files import get_query, get_query_with_conditional_parts, to_milliseconds
+from riverpy._postgres.transactions import make_fence_in_savepoint_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -168,7 +168,7 @@ async def lease_fence_transaction(
     values = _make_fence_values(name, epoch, transaction_timeout, lock_timeout)
     row = await get_query(_SQL_FILE, "lease_fence", schema).fetchrow(connection, **values)
     if row is not None and not row[0]:
-        raise make_savepoint_error()
+        raise make_fence_in_savepoint_error()
     return row is not None
 
 
@@ -251,7 +251,7 @@ async def _read_leases(
 ) -> list[LeaseRow]:
     """Return the leases that meet all conditions. A condition of None is not checked."""
     values = {name: value for name, value in conditions.items() if value is not None}
-    statement = get_query_with_parts(_SQL_FILE, "lease_list", schema, frozenset(values))
+    statement = get_query_with_conditional_parts(_SQL_FILE, "lease_list", schema, frozenset(values))
     return [LeaseRow(*row) for row in await statement.fetch(connection, **values)]
 
 
@@ -267,5 +267,7 @@ async def lease_request_resign(
             term.
     """
     values = {"name": name} if epoch is None else {"name": name, "epoch": epoch}
-    statement = get_query_with_parts(_SQL_FILE, "lease_request_resign", schema, frozenset(values))
+    statement = get_query_with_conditional_parts(
+        _SQL_FILE, "lease_request_resign", schema, frozenset(values)
+    )
     return await statement.fetchrow(connection, **values) is not None

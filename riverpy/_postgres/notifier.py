@@ -209,7 +209,7 @@ class Notifier:
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
             watch_connection_end(connection, partial(self._record_connection_end, lost))
-            await self._read_schemas(connection)
+            await self._read_channel_schemas(connection)
             self._probe_channel = f"{self._schemas[0]}.{PROBE_TOPIC}"
             topics = list(self._callbacks_by_topic)
             channels = self._make_channel_callbacks(topics)
@@ -218,7 +218,7 @@ class Notifier:
             self._listened_topics = set(topics)
         self.connected.emit()
 
-    async def _read_schemas(self, connection: Connection) -> None:
+    async def _read_channel_schemas(self, connection: Connection) -> None:
         statement = get_query("river_notification", "notification_schemas", self._schema)
         ((jobs, leases, first),) = await connection.fetch(statement.text)
         if jobs is None:

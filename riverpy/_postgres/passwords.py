@@ -146,6 +146,7 @@ class PasswordSource:
 
 
 async def _await_result(result: Awaitable[object]) -> object:
+    """Await the result in a coroutine, because `asyncio.run` accepts no other awaitable."""
     return await result
 
 

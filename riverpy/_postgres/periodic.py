@@ -175,7 +175,7 @@ async def periodic_register(
         connection, **lists_by_field(registrations), first=run_if_new_ids, each=run_now_ids
     )
     if ids := [*run_if_new_ids, *run_now_ids]:
-        await _note_run_requests(connection, schema, ids, "start", None)
+        await _store_run_requesters(connection, schema, ids, "start", None)
     return {row[0] for row in rows}
 
 
@@ -265,10 +265,10 @@ async def periodic_request_run(
     """Request that the leader inserts a job now. `user` is the name of the user who requests it, if
     it is known. Call this in a transaction. It raises the same errors as `periodic_pause`."""
     await _change_periodic_job(connection, schema, "periodic_run", job_id)
-    await _note_run_requests(connection, schema, [job_id], "request", user)
+    await _store_run_requesters(connection, schema, [job_id], "request", user)
 
 
-async def _note_run_requests(
+async def _store_run_requesters(
     connection: Transaction,
     schema: str | None,
     ids: Sequence[str],

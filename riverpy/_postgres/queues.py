@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._postgres.sql_files import fetch_for_queues, get_query
+from riverpy._postgres.sql_files import fetch_with_queue_filter, get_query
 from riverpy._timestamps import decode_timestamp
 from riverpy.queue import Queue
 
@@ -66,7 +66,7 @@ async def queue_list_unused(
 ) -> list[str]:
     """Return the names of up to `limit` queues that no client has used for `unused_for`, sorted.
     The list starts after `after_name`. Paused queues and queues with metadata are left out."""
-    rows = await fetch_for_queues(
+    rows = await fetch_with_queue_filter(
         connection,
         _SQL_FILE,
         "queue_unused",

@@ -140,7 +140,7 @@ class RowSecurity(NamedTuple):
         return sorted([*self.hidden_tables, *self.filtered_tables])
 
     @property
-    def problem(self) -> str:
+    def problem_text(self) -> str:
         """A text that describes how row-level security affects a client. Use it only if
         `affected_tables` is not empty."""
         effect = (
@@ -154,7 +154,7 @@ class RowSecurity(NamedTuple):
         )
 
     @property
-    def remedy(self) -> str:
+    def remedy_text(self) -> str:
         """How an operator gives the role access to all rows, as text for a message."""
         return (
             "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
@@ -320,14 +320,14 @@ async def check_schema(
     validate_schema_name_length(state.schema)
     security = state.row_security
     if security.hidden_tables:
-        raise ConfigError(f"{security.problem}: {security.remedy}")
+        raise ConfigError(f"{security.problem_text}: {security.remedy_text}")
     if security.filtered_tables:
         _log.warning(
             ROW_LEVEL_SECURITY_FOUND,
             role=security.role,
             tables=security.affected_tables,
-            effect=security.problem,
-            advice=security.remedy,
+            effect=security.problem_text,
+            advice=security.remedy_text,
         )
     if state.are_migrations_unrecorded():
         raise SchemaMissingError(state.make_unrecorded_migrations_message())

@@ -182,7 +182,9 @@ def get_query(file: str, name: str, schema: str | None) -> Query:
 
 
 @lru_cache(maxsize=CACHED_QUERIES_MAX)
-def get_query_with_parts(file: str, name: str, schema: str | None, parts: frozenset[str]) -> Query:
+def get_query_with_conditional_parts(
+    file: str, name: str, schema: str | None, parts: frozenset[str]
+) -> Query:
     """Return the block `name` of `sql/queries/<file>.sql` for this schema. A conditional part of
     the block is left out, except if `parts` contains one of its names."""
 
@@ -213,7 +215,7 @@ class QueueFilter(NamedTuple):
     """True: the statement handles `queues`. False: it handles all other queues."""
 
 
-async def fetch_for_queues(
+async def fetch_with_queue_filter(
     connection: Transaction,
     file: str,
     name: str,

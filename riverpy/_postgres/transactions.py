@@ -51,7 +51,7 @@ TRANSACTION_ABORTED_ERROR_TEXT = (
 )
 
 
-def validate_tx(tx: object) -> Transaction:
+def validate_and_adapt_tx(tx: object) -> Transaction:
     """Check a caller's argument `tx`, without a round trip. Return a connection of asyncpg
     unchanged. For another library, return an adapter with the same methods for statements (see
     `CallerSession`).
@@ -255,7 +255,7 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
     await get_query("session", statement_name, None).execute(connection)
 
 
-def validate_fence_connection(connection: object) -> Transaction:
+def validate_and_adapt_fence_connection(connection: object) -> Transaction:
     """Check a connection that a caller passes to a fence, without a round trip. Return a connection
     of asyncpg unchanged, or the adapter of another library's connection.
 
@@ -278,7 +278,7 @@ def validate_fence_connection(connection: object) -> Transaction:
     return adapted
 
 
-def make_savepoint_error() -> TransactionError:
+def make_fence_in_savepoint_error() -> TransactionError:
     """Return the error for a call of `fence` while a savepoint was open."""
     return TransactionError(
         "a fence in a savepoint ends if the savepoint is rolled back, and the transaction would go "
@@ -293,7 +293,7 @@ async def require_no_savepoint(connection: Transaction) -> None:
     on River's leader row calls this at its end, because a rollback to such a savepoint would undo
     the fence."""
     if await _fetch_value(connection, "session_in_savepoint"):
-        raise make_savepoint_error()
+        raise make_fence_in_savepoint_error()
 
 
 async def make_wrong_database_error(connection: Transaction, lease: str) -> TransactionError:

@@ -103,7 +103,7 @@ def shorten_line(line: str, length: int) -> str:
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
-def mask_query(statement: str) -> str:
+def mask_and_shorten_query(statement: str) -> str:
     """Return the start of a statement in one line, without the contents of strings and without
     comments, because they may contain private data or a password."""
     line = mask_passwords(" ".join(_SQL_TOKEN_PATTERN.sub(_mask_token, statement).split()))

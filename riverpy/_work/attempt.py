@@ -175,7 +175,7 @@ class Attempt(Job[Any]):
         return self.started_at != 0.0 or self.stored_state != self.target_state
 
     @property
-    def is_job_available(self) -> bool:
+    def is_job_stored_as_available(self) -> bool:
         """Whether the job is stored as `available` and due now."""
         outcome = self.outcome
         return (
@@ -291,6 +291,7 @@ class Attempt(Job[Any]):
         return AttemptStepRunner(self)
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
+        """Return the step runner, made if needed. Raise an error if `method` needs a loop."""
         if not is_in_event_loop() and (needs_event_loop or self.step_runner is None):
             raise make_event_loop_required_error(method)
         if self.step_runner is None:

@@ -21,7 +21,7 @@ from riverpy._postgres.driver import (
     UniqueViolationError,
     is_permanent_statement_error,
 )
-from riverpy._postgres.transactions import validate_tx
+from riverpy._postgres.transactions import validate_and_adapt_tx
 from riverpy._work.output_saver import OutputSaver
 from riverpy._work.progress_reports import ProgressReports
 from riverpy.errors import AttemptLostError, TransactionError, UniqueConflictError
@@ -141,7 +141,7 @@ class AttemptStore:
             UniqueConflictError: another job has the same unique key.
             TypeError: riverpy does not know the type of `tx`.
         """
-        validate_tx(tx)  # None would open a transaction on the client's pool
+        validate_and_adapt_tx(tx)  # None would open a transaction on the client's pool
         try:
             async with self._transaction(tx) as connection:
                 row = await jobs.job_complete_with_metadata(

@@ -89,7 +89,7 @@ class BlockingJobRunner:
         future = asyncio.get_running_loop().run_in_executor(
             self._job_threads or self._get_thread_pool(),
             lambda: context.run(
-                _call_job_function,
+                _run_function_and_record_output,
                 function,
                 attempt,
                 uses_process_plugins=self._job_threads is None,
@@ -180,7 +180,7 @@ class BlockingJobRunner:
         packed = [pickle_function(unit) for unit in workers]
         if not get_main_module_location():
             return
-        child = self._child_processes.take_unassigned_child()
+        child = self._child_processes.take_child_without_attempt()
         loop = asyncio.get_running_loop()
         start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)
         future = self._submit_to_thread(child.find_import_errors, packed)
@@ -209,6 +209,7 @@ class BlockingJobRunner:
     async def _wait_for_job_in_child(
         self, future: asyncio.Future[Any], child: ChildProcess
     ) -> None:
+        """Wait for the job. If cancelled, cancel it in the child, and kill the child later."""
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
@@ -246,7 +247,7 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None])
         loop.call_soon_threadsafe(function)
 
 
-def _call_job_function(
+def _run_function_and_record_output(
     function: Callable[[Job[Any]], object], job: Job[Any], *, uses_process_plugins: bool
 ) -> None:
     """Run a job's function, and record its return value as the job's output. With

@@ -96,7 +96,7 @@ class _WorkerConnection:
         is True, the worker is not in the process group of this process, so the whole group may be
         killed."""
         self._pid, self._owns_process_group = os.getpid(), owns_process_group
-        self._pipe_from_worker, self._pipe_to_worker, self._output = _move_stdio_pipes()
+        self._pipe_from_worker, self._pipe_to_worker, self._output = _move_worker_pipes_off_stdio()
         self._end_of_output = f"{token}\n".encode()
         self._send_lock = threading.Lock()
         self._running_job: _ChildJob | None = None
@@ -199,10 +199,10 @@ class _WorkerConnection:
             self._send_newest_progress()
             self._progress_timer = None
             self._running_job = None
-        self._write_end_of_output()
+        self._write_output_end_marker()
         self.send(JOB_ENDED, result)
 
-    def _write_end_of_output(self) -> None:
+    def _write_output_end_marker(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the job may have closed or replaced the stream
                 stream.flush()
@@ -251,7 +251,7 @@ def run_jobs(
             _run_job(content, worker)
 
 
-def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes], int]:
+def _move_worker_pipes_off_stdio() -> tuple[IO[bytes], IO[bytes], int]:
     """Give new file descriptors to the two pipes that connect this process with the worker. Before,
     they were stdin and stdout. Afterwards, stdin is empty, and stdout is the same pipe as stderr.
     Return the pipe from the worker, the pipe to the worker, and a file descriptor for the
@@ -327,14 +327,14 @@ def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
         function, row, args = pickle.loads(pickled_job)  # noqa: S301 (our own worker's)
         job = _ChildJob(row, args, worker)
         worker.report_job_start(job)
-        contextvars.copy_context().run(_call_job_function, function, job)
+        contextvars.copy_context().run(_run_function_and_record_output, function, job)
     except BaseException as error:
         error_to_send = _make_error_picklable(error)
         error_to_send.add_note(f"In the process of the job:\n{make_storable_trace(error)}")
     worker.report_job_end(pickle.dumps(error_to_send))
 
 
-def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
+def _run_function_and_record_output(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
     running_job.set(job)
     with enter_blocking_job_contexts():
         record_returned_value(job, function(job))

@@ -1,5 +1,5 @@
-"""JobOutputLog: logs the output (stdout and stderr) of the jobs of one child process, and of the
-programs that these jobs start.
+"""ChildOutputLogger: logs the output (stdout and stderr) of the jobs of one child process, and of
+the programs that these jobs start.
 
 Each line is one log event. A line that is longer than `LINE_SIZE_MAX` is shortened. If lines arrive
 faster than the rate limit allows, further lines are dropped and counted. So a job never waits for
@@ -35,7 +35,7 @@ _CONTROL_CHARACTER_ESCAPES = {
 """Escapes control characters, so that a logged line cannot control the reader's terminal."""
 
 
-class JobOutputLog:
+class ChildOutputLogger:
     """Logs the output of one child process line by line, in a thread of its own."""
 
     def __init__(self, pipe: IO[bytes], end_of_job: bytes) -> None:

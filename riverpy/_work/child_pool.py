@@ -30,10 +30,10 @@ class ChildProcessPool:
 
     def assign_child(self, claim_key: ClaimKey) -> ChildProcess:
         """Return an idle or a new child process for an attempt."""
-        child = self._busy_children[claim_key] = self.take_unassigned_child()
+        child = self._busy_children[claim_key] = self.take_child_without_attempt()
         return child
 
-    def take_unassigned_child(self) -> ChildProcess:
+    def take_child_without_attempt(self) -> ChildProcess:
         """Return an idle or a new child process. The caller must end the child or pass it to
         `keep_or_end_child`."""
         self.end_long_idle_children()

@@ -40,7 +40,7 @@ from riverpy._work.child_messages import (
     receive_message,
     send_message,
 )
-from riverpy._work.child_output import JobOutputLog
+from riverpy._work.child_output import ChildOutputLogger
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ChildProcess:
         with suppress(OSError):  # the child has ended: `run_job` reports it
             self._pipe_to_child.write(json.dumps(setup).encode() + b"\n")
             self._pipe_to_child.flush()
-        self._output_log = JobOutputLog(output, self._token.encode())
+        self._output_log = ChildOutputLogger(output, self._token.encode())
         self._process_group_id: int | None = None
         """The id of the process that runs jobs, and of its process group; None: the child has not
         sent the id yet. On Linux, the guard process (see `child_start`) is in another group. So the

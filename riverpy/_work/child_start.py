@@ -34,7 +34,7 @@ def main() -> None:
     """Read the setup (one line of JSON) from stdin, and run jobs."""
     is_session_leader = sys.platform != "win32" and os.getsid(0) == os.getpid()
     if sys.platform == "linux" and is_session_leader:
-        _fork_job_process(int(sys.argv[1]))
+        _fork_and_guard_job_process(int(sys.argv[1]))
     with os.fdopen(0, "rb", buffering=0, closefd=False) as pipe:
         setup = json.loads(pipe.readline())
     sys.path[:] = setup["path"]
@@ -48,7 +48,7 @@ def main() -> None:
     )
 
 
-def _fork_job_process(worker_pid: int) -> None:
+def _fork_and_guard_job_process(worker_pid: int) -> None:
     """Fork the process that runs jobs. This function returns only in the new process. The old
     process becomes the guard of the new process."""
     import ctypes

@@ -156,7 +156,7 @@ class ClaimCursor:
         claim of several queues was slow."""
 
     @property
-    def needs_own_claim(self) -> bool:
+    def must_claim_alone(self) -> bool:
         """Whether the next claim must be for this queue alone. This is so if claims start at
         positions, if the last claim was slow or a backlog claim (the next one then decides whether
         to start using positions), or if the speed of a claim must be measured."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from riverpy._clients.process import own_process_name
+from riverpy._clients.process import get_own_process_name
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STATUS_REPORT_FAILED
 from riverpy._postgres.clients import client_set_slot_counts, client_set_state
@@ -135,7 +135,7 @@ class ClientStatusReporter:
                         client_id=self._client.id,
                         registered_at=registered_at,
                         state=state,
-                        process_name=own_process_name(),
+                        process_name=get_own_process_name(),
                         skipped_rows=now.skipped_rows,
                         skipped_row_count=now.skipped_row_count,
                     )

@@ -194,14 +194,14 @@ class Completer:
         (self._completion_sender if is_completion else self._other_result_sender).add_row(attempt)
 
     @property
-    def has_backlog_room(self) -> bool:
+    def has_result_backlog_room(self) -> bool:
         """Whether more jobs may be claimed, because the number of waiting results is within its
         limit."""
         return self.waiting_result_count <= self._backlog_max
 
-    async def wait_for_backlog_room(self) -> None:
+    async def wait_for_result_backlog_room(self) -> None:
         """Wait until more jobs may be claimed."""
-        while not self.has_backlog_room:
+        while not self.has_result_backlog_room:
             self._backlog_reduced.clear()
             await self._backlog_reduced.wait()
 
@@ -320,7 +320,7 @@ class Completer:
             return
         if not are_completions:
             self._result_notifier.add_queues_with_available_jobs(
-                one.queue for one in stored if one.is_job_available
+                one.queue for one in stored if one.is_job_stored_as_available
             )
         if self._attempts_logged_as_delayed:
             self._forget_delayed_attempts(attempts)

@@ -69,7 +69,7 @@ class HistogramBuilder:
         self.bucket_counts[bisect_left(self.bucket_bounds, value)] += 1
         self.value_sum += value
 
-    def add_builder(self, other: HistogramBuilder) -> None:
+    def add_values_from(self, other: HistogramBuilder) -> None:
         """Add the values of another histogram with the same bounds."""
         self.bucket_counts = [
             one + more for one, more in zip(self.bucket_counts, other.bucket_counts, strict=True)
@@ -153,8 +153,8 @@ class RunCounters:
         self.loop_lag = HistogramBuilder(LOOP_LAG_BUCKET_BOUNDS)
         self.refused_result_count = 0
         self.failures_by_kind: dict[str, tuple[int, str]] = {}
-        """For each kind: the number of failures since the last `pop_failures`, and the last error
-        entry as JSON."""
+        """For each kind: the number of failures since the last `pop_failure_counts`, and the last
+        error entry as JSON."""
         self.other_failing_kinds: set[str] = set()
         """Further failing kinds. They are not in `failures_by_kind`, because it already has
         `LOGGED_FAILING_KINDS_MAX` kinds."""
@@ -226,17 +226,17 @@ class RunCounters:
     def remove_queue(self, queue: str) -> None:
         """Stop counting for a removed queue. `build_wait_histogram` still includes its waiting
         times."""
-        self._removed_queue_wait_times.add_builder(self.counters_by_queue.pop(queue).wait_times)
+        self._removed_queue_wait_times.add_values_from(self.counters_by_queue.pop(queue).wait_times)
 
     def build_wait_histogram(self) -> Histogram:
         """Return the waiting times in all queues of the run, including removed queues."""
         waits = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
         for one in self.counters_by_queue.values():
-            waits.add_builder(one.wait_times)
-        waits.add_builder(self._removed_queue_wait_times)
+            waits.add_values_from(one.wait_times)
+        waits.add_values_from(self._removed_queue_wait_times)
         return waits.build_histogram()
 
-    def pop_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
+    def pop_failure_counts(self) -> tuple[dict[str, tuple[int, str]], int]:
         """Return `failures_by_kind` and the number of `other_failing_kinds`, and empty both."""
         taken = self.failures_by_kind, len(self.other_failing_kinds)
         self.failures_by_kind, self.other_failing_kinds = {}, set()

@@ -111,7 +111,7 @@ class ElectionManager:
         """Check all leases, and read again which domain owns which queue, because notifications may
         have been lost."""
         for one in self.maintenance_elections:
-            one.lease_engine.wake_all_callers()
+            one.lease_engine.wake_all_waiting_callers()
             one.forget_queue_owners()
 
     def reread_queue_owners(self) -> None:

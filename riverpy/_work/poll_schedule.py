@@ -27,9 +27,9 @@ class PollGroup:
         self.interval = interval
         self._waiting: dict[object, Callable[[], None]] = {}
         """For each queue that waits for its next poll, the function that polls it."""
-        self._choose_delays()
+        self._choose_random_delays()
 
-    def _choose_delays(self) -> None:
+    def _choose_random_delays(self) -> None:
         """Choose the random part of the next delays. It is the same for all queues of the group,
         and differs between clients."""
         early = self.interval * random.uniform(1 - FIRST_POLL_JITTER_FRACTION, 1)  # noqa: S311 (no secret)
@@ -53,7 +53,7 @@ class PollGroup:
 
     def poll_waiting_queues(self) -> None:
         """Poll all waiting queues, because one of them is due for a poll."""
-        self._choose_delays()
+        self._choose_random_delays()
         waiting, self._waiting = self._waiting, {}
         for poll in waiting.values():
             poll()

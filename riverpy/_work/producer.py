@@ -246,7 +246,7 @@ class Producer:
             scope.clear_progress_deadline()
             await self._resumed.wait()
             await self._wait_for_free_slot()
-            await self._completer.wait_for_backlog_room()
+            await self._completer.wait_for_result_backlog_room()
             if not self._heartbeat.can_claim_jobs:
                 await self._heartbeat.wait_until_can_claim_jobs()
             # A stop cannot cancel the claim, so check for a stop before the claim.
@@ -348,7 +348,7 @@ class Producer:
     @property
     def _must_claim_alone(self) -> bool:
         """Return whether this queue could make a claim of several queues fail or take long."""
-        return self._claim_cursor.needs_own_claim or self.unclaimable_jobs.may_include_failing_job
+        return self._claim_cursor.must_claim_alone or self.unclaimable_jobs.may_include_failing_job
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
         """Claim and start jobs with the `Claimer`, together with other queues. Returns whether the
@@ -384,7 +384,7 @@ class Producer:
             or scope.cause is not None
             or self.is_paused
             or not self._heartbeat.can_claim_jobs
-            or not self._completer.has_backlog_room
+            or not self._completer.has_result_backlog_room
         ):
             return 0
         scope.set_progress_deadline(within=self._turn_seconds_max)

@@ -121,10 +121,10 @@ class Reconciler:
         """The jobs of an earlier run were read up to this job id. None if all were read."""
         self._skipped_row_getters: list[Callable[[], list[SkippedRowReport]]] = []
         self._release_sender = self._make_row_sender(
-            "release", self._send_releases, lambda claim_key: claim_key.id
+            "release", self._send_release_statement, lambda claim_key: claim_key.id
         )
         self._rescue_sender = self._make_row_sender(
-            "rescue", self._send_rescues, lambda rescue: rescue.claim_key.id
+            "rescue", self._send_rescue_statement, lambda rescue: rescue.claim_key.id
         )
         self._queue_update_sender = self._make_row_sender(
             "queue heartbeat", self._send_queue_updates, str
@@ -216,7 +216,7 @@ class Reconciler:
         """Read the paused queues, then run checks until stopped."""
         await self._update_queue_rows()
         self._next_claim_check_at = time.monotonic() + self.check_interval
-        await self._try_step("jobs of an earlier run", self._rescue_earlier_run_jobs)
+        await self._run_step_and_log_error("jobs of an earlier run", self._rescue_earlier_run_jobs)
         task_status.started()
         is_done = True
         while True:
@@ -232,8 +232,11 @@ class Reconciler:
             if self._wakeup.is_set():  # wait, so that several reconnects cause one check
                 self._wakeup.clear()
                 await anyio.sleep(LOST_CLAIM_MARGIN)
-            is_done = await self._try_step("pauses", self._check_paused_queues)
-            is_done = await self._try_step("cancels", self._check_cancelled_jobs) and is_done
+            is_done = await self._run_step_and_log_error("pauses", self._check_paused_queues)
+            is_done = (
+                await self._run_step_and_log_error("cancels", self._check_cancelled_jobs)
+                and is_done
+            )
             if time.monotonic() >= self._next_claim_check_at:
                 await self._check_for_lost_claims()
             self.ran.emit()
@@ -243,8 +246,10 @@ class Reconciler:
         began = time.monotonic()
         release = partial(self._release_lost_claims, min_age_seconds=CLAIM_TIMEOUT)
         if not (
-            await self._try_step("jobs of an earlier run", self._rescue_earlier_run_jobs)
-            and await self._try_step("lost claims", release)
+            await self._run_step_and_log_error(
+                "jobs of an earlier run", self._rescue_earlier_run_jobs
+            )
+            and await self._run_step_and_log_error("lost claims", release)
         ):
             self._next_claim_check_at = began + RECONCILE_RETRY_DELAY
         elif self._failed_claim_lost_at > began:
@@ -259,7 +264,10 @@ class Reconciler:
                 self._next_claim_check_at, max(retry_at, began + RECONCILE_RETRY_DELAY)
             )
 
-    async def _try_step(self, step_name: str, step: Callable[[], Awaitable[None]]) -> bool:
+    async def _run_step_and_log_error(
+        self, step_name: str, step: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Run a step. After a database error, log the error and return False."""
         try:
             await step()
         except DATABASE_ERRORS as error:
@@ -380,7 +388,9 @@ class Reconciler:
             return
         with anyio.move_on_after(max(timeout, CLAIM_RELEASE_TIMEOUT_MIN), shield=True):
             release = partial(self._release_lost_claims, min_age_seconds=0.0)
-            self.has_unanswered_claim = not await self._try_step("last claims", release)
+            self.has_unanswered_claim = not await self._run_step_and_log_error(
+                "last claims", release
+            )
 
     async def _release_lost_claims(self, *, min_age_seconds: float) -> None:
         """Release the jobs that this client claimed more than `min_age_seconds` ago, that do not
@@ -425,7 +435,7 @@ class Reconciler:
                 self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._changed_job_count)
                 self._wake_producers()
 
-    async def _send_releases(self, claim_keys: list[ClaimKey]) -> None:
+    async def _send_release_statement(self, claim_keys: list[ClaimKey]) -> None:
         async with self._claim_connection.acquire(
             "releasing lost claims", STATEMENT_TIMEOUT
         ) as connection:
@@ -488,7 +498,7 @@ class Reconciler:
                 self._rescue_sender.add_row(JobRescue(claim_key, client_id))
         self._last_read_id = claims[-1].claim_key.id if len(claims) == RESCUE_PAGE_SIZE else None
 
-    async def _send_rescues(self, rescues: list[JobRescue]) -> None:
+    async def _send_rescue_statement(self, rescues: list[JobRescue]) -> None:
         async with self._claim_connection.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
             done = await job_rescue(connection, self._schema, rescues)
         self._changed_job_count += len(done)

@@ -96,9 +96,8 @@ class ClientRun:
     """One run of a client. `stop` and `stop_hard` may be called at any time, even before `run`."""
 
     def __init__(self, client: ClientParts, *, abandoned_claim_keys: frozenset[ClaimKey]) -> None:
-        """Create the parts of the run. Call this in the task that executes `run`.
-        `abandoned_claim_keys` are the claim keys of attempts of earlier runs in this process whose
-        code may still be running."""
+        """Create the parts of the run, in the task that executes `run`. `abandoned_claim_keys` are
+        those of attempts of earlier runs in this process whose code may still be running."""
         self._client, self._config = client, client.config
         config = client.config
         self.state: Literal["starting", "working", "stopping", "stopped"] = "starting"
@@ -124,7 +123,9 @@ class ClientRun:
             RunCounters(client.workers, client.queues),
             MetricEmitter(PluginLists(config.plugins, config.hooks).metric_emit_hooks),
         )
-        self._completer = Completer(context, lambda *due: self._due_jobs.plan_claim_of_retry(*due))
+        self.producers: dict[str, Producer] = {}
+        self._due_jobs = DueJobs(context, self.producers)
+        self._completer = Completer(context, self._due_jobs.plan_claim_of_retry)
         self.running_attempts = RunningAttempts(config, self._completer.add_ended_attempt)
         self._job_executor = JobExecutor(
             client.workers,
@@ -136,8 +137,6 @@ class ClientRun:
         )
         self._claimer = Claimer(context)
         self.queues = self._make_queue_manager()
-        self.producers = self.queues.producers
-        self._due_jobs = DueJobs(context, self.producers)
         self._reconciler = Reconciler(
             context,
             running=self.running_attempts,
@@ -180,6 +179,7 @@ class ClientRun:
     def _make_queue_manager(self) -> RunQueueManager:
         return RunQueueManager(
             self._run_context,
+            self.producers,
             self._make_producer,
             self.running_attempts,
             self._completer,
@@ -307,7 +307,7 @@ class ClientRun:
         """Read what notifications would have told from the database, since some may be lost."""
         self._reconciler.resync()
         self._due_jobs.request_read()
-        self._client.leases.wake_all_callers()
+        self._client.leases.wake_all_waiting_callers()
         if self._election_manager is not None:
             self._election_manager.resync()
 

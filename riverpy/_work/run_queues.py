@@ -42,6 +42,7 @@ class RunQueueManager:
     def __init__(
         self,
         context: RunContext,
+        producers: dict[str, Producer],
         make_producer: Callable[[str, QueueConfig], Producer],
         running: RunningAttempts,
         completer: Completer,
@@ -53,6 +54,7 @@ class RunQueueManager:
 
         Args:
             context: the context of the run.
+            producers: an empty dict, which this object fills.
             make_producer: creates the producer of a queue.
             running: the running attempts.
             completer: stores the results of the attempts.
@@ -64,7 +66,9 @@ class RunQueueManager:
         self._configs, self._counters = context.client.queues, context.counters
         self._make_producer, self._running, self._completer = make_producer, running, completer
         self._prepare, self._on_changed, self._on_removed = prepare, on_changed, on_removed
-        self.producers = {name: make_producer(name, one) for name, one in self._configs.items()}
+        self.producers = producers
+        for name, config in self._configs.items():
+            producers[name] = make_producer(name, config)
         self._service_group: ServiceGroup | None = None
         """The service group in which the producers run; None: the run is starting or stopping."""
         self._changing_queue_names: set[str] = set()

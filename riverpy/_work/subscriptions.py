@@ -151,7 +151,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self._send_running_job_event(FleetEventKind.JOB_PROGRESS, job, progress_text)
 
     @property
-    def is_followed(self) -> bool:
+    def has_followers(self) -> bool:
         """Whether any client has asked to receive the events of this client, for example with a
         subscription that has `fleet=True`."""
         return self.fleet_outbox is not None
@@ -172,7 +172,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
                 kind, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id
             )
 
-    def add_dropped_events(self, count: int) -> None:
+    def count_dropped_events(self, count: int) -> None:
         """Count events that were dropped instead of sent to the clients that follow this client."""
         if self.fleet_outbox is not None:
             self.fleet_outbox.dropped_count += count

@@ -56,7 +56,7 @@ class JobSummaryLogger:
         """Log summaries until stopped."""
         task_status.started()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_failures)
+            tasks.start_soon(self._log_failures_periodically)
             while True:
                 scope.set_progress_deadline(within=SUMMARY_INTERVAL)
                 await anyio.sleep(SUMMARY_INTERVAL)
@@ -67,7 +67,8 @@ class JobSummaryLogger:
         self._log_failures()
         self._log_ended_jobs()
 
-    async def _watch_failures(self) -> None:
+    async def _log_failures_periodically(self) -> None:
+        """Log failures soon after they occur, at most once per `SUMMARY_INTERVAL`."""
         while True:
             await self._counters.failure_counted.wait()
             await anyio.sleep(FAILURE_COLLECTION_TIME)
@@ -75,7 +76,7 @@ class JobSummaryLogger:
             await anyio.sleep(SUMMARY_INTERVAL - FAILURE_COLLECTION_TIME)
 
     def _log_failures(self) -> None:
-        failing, others = self._counters.pop_failures()
+        failing, others = self._counters.pop_failure_counts()
         if failing:
             self._log.warning(
                 JOBS_FAILED,
@@ -91,7 +92,10 @@ class JobSummaryLogger:
         all_waits, logged_waits = self._counters.build_wait_histogram(), self._last_waits
         # Set this even if nothing is logged, so that the next event does not include the idle time.
         self._last_logged_stats, self._last_waits = stats, all_waits
-        counts, logged_counts = _count_ended_attempts(stats), _count_ended_attempts(logged)
+        counts, logged_counts = (
+            _count_attempts_by_outcome(stats),
+            _count_attempts_by_outcome(logged),
+        )
         counts = {outcome: count - logged_counts[outcome] for outcome, count in counts.items()}
         ended = sum(counts.values()) - counts["discarded"]  # discarded jobs count as failed too
         refused = stats.results_refused - logged.results_refused
@@ -116,7 +120,7 @@ class JobSummaryLogger:
         )
 
 
-def _count_ended_attempts(stats: ClientStats) -> dict[str, int]:
+def _count_attempts_by_outcome(stats: ClientStats) -> dict[str, int]:
     """Return the number of ended attempts for each outcome, for all kinds together."""
     return {
         outcome: sum(getattr(kind, outcome) for kind in stats.kinds.values())

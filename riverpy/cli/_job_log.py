@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class _StoredAttemptLog(msgspec.Struct):
+    """An entry of the stored log of a job: an attempt and the text that it logged."""
+
     attempt: int
     log: str
 

@@ -193,7 +193,9 @@ class StopSignalHandler:
         for number in filter(_should_stop_worker, STOP_SIGNALS):
             signal.signal(number, self._handle_signal)
         self.install_wakeup_fd()
-        threading.Thread(target=self._run_thread, name="riverpy signals", daemon=True).start()
+        threading.Thread(
+            target=self._run_signal_thread, name="riverpy signals", daemon=True
+        ).start()
 
     def install_wakeup_fd(self) -> None:
         """Make the interpreter send a byte to the signal thread for each signal. An event loop
@@ -210,25 +212,25 @@ class StopSignalHandler:
 
     def request_soft_stop(self) -> None:
         """Start a soft stop if no stop has started yet. Any thread may call this."""
-        self._send_byte(_STOP_REQUEST_BYTE)
+        self._send_byte_to_thread(_STOP_REQUEST_BYTE)
 
     def request_uncounted_soft_stop(self) -> None:
         """Start a soft stop if no stop has started yet. The request does not count as a signal: the
         first signal after it changes nothing, and the second one starts the hard stop. Any thread
         may call this."""
-        self._send_byte(_UNCOUNTED_STOP_REQUEST_BYTE)
+        self._send_byte_to_thread(_UNCOUNTED_STOP_REQUEST_BYTE)
 
     def request_hard_stop(self) -> None:
         """Start a hard stop if no hard stop has started yet. The request does not count as a
         signal. Any thread may call this."""
-        self._send_byte(_HARD_STOP_REQUEST_BYTE)
+        self._send_byte_to_thread(_HARD_STOP_REQUEST_BYTE)
 
     def exit_within(self, exit_code: int, timeout: float) -> None:
         """End the process with this exit code if it is still running after `timeout` seconds. Call
         this in the main thread."""
         self._exit_code = exit_code
         self._set_exit_deadline(time.monotonic() + timeout)
-        self._send_byte(_WAKE_THREAD_BYTE)
+        self._send_byte_to_thread(_WAKE_THREAD_BYTE)
 
     def close(self) -> None:
         """Restore the signal handlers, and end the signal thread. Only a process that continues
@@ -238,7 +240,7 @@ class StopSignalHandler:
                 signal.signal(number, _replaced_handlers.pop(number, signal.SIG_DFL))
         signal.set_wakeup_fd(-1)
         self._is_closed = True
-        self._send_byte(_WAKE_THREAD_BYTE)
+        self._send_byte_to_thread(_WAKE_THREAD_BYTE)
 
     def _handle_signal(self, signal_number: int, _frame: types.FrameType | None) -> None:
         # Usually the interpreter has already sent the byte to the thread. But other code may have
@@ -248,19 +250,21 @@ class StopSignalHandler:
         current = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if current != ours:
             signal.set_wakeup_fd(current)
-            self._send_byte(signal_number)
+            self._send_byte_to_thread(signal_number)
         # Some C code, such as `re`, runs signal handlers but keeps the GIL, so the thread cannot
         # run. Then only this handler can count the signals and end the process.
         self._stop_or_forward_received_signals()
         if _can_start_hard_stop(signal_number) and next(self._handler_calls) > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
-        self._send_byte(_WAKE_THREAD_BYTE)
+        self._send_byte_to_thread(_WAKE_THREAD_BYTE)
 
-    def _send_byte(self, byte_value: int) -> None:
+    def _send_byte_to_thread(self, byte_value: int) -> None:
+        """Send a byte to the signal thread, which wakes and handles it."""
         with suppress(OSError):  # the buffer is full, so the thread wakes anyway
             self._writer.send(bytes([byte_value]))
 
-    def _run_thread(self) -> None:
+    def _run_signal_thread(self) -> None:
+        """Handle the received signals until `close`, and force the exit at its deadline."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             while not self._is_closed:

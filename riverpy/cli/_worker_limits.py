@@ -41,7 +41,7 @@ _SIZE_ROUNDING_BYTES = 1024**2
 """Memory sizes in the log are rounded to multiples of this number of bytes."""
 
 
-class _Limit(NamedTuple):
+class _ProcessLimit(NamedTuple):
     """One limit of this process."""
 
     name: str
@@ -74,15 +74,19 @@ class WorkerLimits:
     ) -> None:
         self._started_at = time.monotonic()
         self._max_rss = max_rss
-        self._limits: list[_Limit] = []
+        self._limits: list[_ProcessLimit] = []
         self.is_reached = False
         """Whether the worker stops because it has reached a limit."""
         if (jobs := max_jobs.or_none()) is not None:
             maximum = max(round(add_jitter(jobs)), 1)
-            self._limits.append(_Limit("max-jobs", maximum, _count_ended_attempts, _format_count))
+            self._limits.append(
+                _ProcessLimit("max-jobs", maximum, _count_ended_attempts, _format_count)
+            )
         if (age := max_age.or_none()) is not None:
             maximum = add_jitter(age.total_seconds())
-            self._limits.append(_Limit("max-age", maximum, self._read_age, _format_seconds))
+            self._limits.append(
+                _ProcessLimit("max-age", maximum, self._read_process_age, _format_seconds)
+            )
         if (size := max_rss.or_none()) is not None:
             if not MEMORY_FILE.exists():
                 raise SettingsError(
@@ -90,7 +94,9 @@ class WorkerLimits:
                     "this system does not have; use max-jobs or max-age"
                 )
             maximum = add_jitter(size)
-            self._limits.append(_Limit("max-rss", maximum, _read_memory_bytes, _format_bytes))
+            self._limits.append(
+                _ProcessLimit("max-rss", maximum, _read_memory_bytes, _format_bytes)
+            )
 
     def check_memory_before_start(self) -> None:
         """Check that the process uses less memory than the limit before it works on jobs. Otherwise
@@ -150,7 +156,7 @@ class WorkerLimits:
                 return True
         return False
 
-    def _read_age(self, _stats: ClientStats) -> float:
+    def _read_process_age(self, _stats: ClientStats) -> float:
         return time.monotonic() - self._started_at
 
 

@@ -103,7 +103,7 @@ def doctor(
         stuck_after,
         max_lag,
         max_lag_age,
-        None if target is None else run_async(_make_worker_program, load_client_target(target)),
+        None if target is None else run_async(_load_worker_program, load_client_target(target)),
     )
     findings: list[Finding] = []
 
@@ -124,7 +124,7 @@ def doctor(
     raise click.exceptions.Exit(_EXIT_CODE_BY_LEVEL[level])
 
 
-async def _make_worker_program(target: ClientTarget) -> WorkerProgram:
+async def _load_worker_program(target: ClientTarget) -> WorkerProgram:
     """Open the client of `target`. Return its import path, its kinds and its queues."""
     async with open_client(target) as client:
         kinds, queues = frozenset(client.workers or ()), frozenset(client.queues)

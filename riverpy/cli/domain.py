@@ -21,7 +21,7 @@ from riverpy._postgres.domains import (
 )
 from riverpy._postgres.schema import DOMAINS_MIGRATION, LEASE_REPORTS_MIGRATION
 from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
-from riverpy._tools.doctor.finding import LEVEL_NAMES, with_check_name
+from riverpy._tools.doctor.finding import LEVEL_NAMES, add_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.lease_map import leader_lease_name, read_lease_reports
 from riverpy._tools.text import format_count, format_seconds
@@ -68,7 +68,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     """
     seen, lease_map = run_async(_read_domains_and_lease_reports, database)
     names = (DEFAULT_DOMAIN, *seen.non_default_domains)
-    problems = with_check_name("domains", find_domain_problems(seen, PendingWork()))
+    problems = add_check_name("domains", find_domain_problems(seen, PendingWork()))
     if as_json:
         print_json(
             {

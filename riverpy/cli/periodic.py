@@ -15,7 +15,7 @@ from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run_async
 from riverpy.cli._types import NONEMPTY_TEXT_TYPE, IntegerType
-from riverpy.schedules import CronSchedule, next_time, parse_schedule
+from riverpy.schedules import CronSchedule, find_next_due_time, parse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -85,7 +85,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
     schedule = parse_schedule(state.schedule)
     slots = [] if state.next_run_at is None else [state.next_run_at]
     while schedule is not None and slots and len(slots) < count:
-        following = next_time(schedule, slots[-1])
+        following = find_next_due_time(schedule, slots[-1])
         if following is None:
             break
         slots.append(following)

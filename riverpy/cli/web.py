@@ -125,7 +125,7 @@ def web(
 
         authorize = None if password is None else _PasswordCheck(password, path_prefix).authorize
         app = dashboard(client, authorize=authorize, read_only=read_only, hide_args=hide_args)
-        return _mount(app, path_prefix) if path_prefix else app
+        return _mount_below_path_prefix(app, path_prefix) if path_prefix else app
 
     server = DashboardServer(Address(host, port), make_app)
 
@@ -135,7 +135,7 @@ def web(
     run_async(server.serve, partial(_open_client, target=loaded, database=database), print_address)
 
 
-def _mount(app: Starlette, path_prefix: str) -> Starlette:
+def _mount_below_path_prefix(app: Starlette, path_prefix: str) -> Starlette:
     """Return an application that serves `app` below the path `path_prefix`. For other paths, it
     returns the status 404 with a text that names `path_prefix`."""
     from starlette.applications import Starlette

@@ -21,7 +21,7 @@ from django.utils.html import format_html, format_html_join
 
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy.django.django_client import client
-from riverpy.django.lookups import SEARCHED_KINDS_MAX, list_kinds, list_queue_names
+from riverpy.django.lookups import SEARCHED_KINDS_MAX, list_job_kinds, list_queue_names
 from riverpy.django.models import Job, Queue
 from riverpy.errors import NotFoundError
 from riverpy.job import JobColumn, JobState
@@ -52,7 +52,7 @@ _JOB_ID_MAX = 2**63 - 1
 _JOB_ROW_ATTRIBUTE = "_riverpy_row"
 
 
-class _Action(NamedTuple):
+class _AdminAction(NamedTuple):
     """An action of the admin pages: the function that changes rows, and texts about its result."""
 
     change: Callable[[list[Any]], JobChanges]
@@ -95,7 +95,7 @@ class KindFilter(_ColumnValueFilter):
 
     def list_values(self) -> Sequence[str]:
         """Return the kinds of the stored jobs."""
-        return list_kinds()
+        return list_job_kinds()
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         """Return the jobs of the selected kind, or all jobs if none is selected."""
@@ -163,7 +163,7 @@ class _RiverAdmin(_ModelAdmin):
         changes."""
 
     def run_action_on_rows(
-        self, request: HttpRequest, rows: QuerySet[Any], action: _Action, changeable_filter: Q
+        self, request: HttpRequest, rows: QuerySet[Any], action: _AdminAction, changeable_filter: Q
     ) -> None:
         """Run an action on the selected rows that it can change, and show how many rows were
         changed.
@@ -195,7 +195,7 @@ class _RiverAdmin(_ModelAdmin):
             )
 
     def _show_changes(
-        self, request: HttpRequest, changes: JobChanges, action: _Action, left_count: int
+        self, request: HttpRequest, changes: JobChanges, action: _AdminAction, left_count: int
     ) -> None:
         for key, reason in [*changes.reasons.items()][:SHOWN_REASONS_MAX]:
             self.message_user(request, f"{key}: {reason}", messages.WARNING)
@@ -272,7 +272,7 @@ class JobAdmin(_RiverAdmin):
             return queryset, False
         if term.isascii() and term.isdigit():
             return queryset.filter(pk=min(int(term[:20]), _JOB_ID_MAX)), False
-        known = list_kinds(SEARCHED_KINDS_MAX)
+        known = list_job_kinds(SEARCHED_KINDS_MAX)
         kinds = [kind for kind in known if term.casefold() in kind.casefold()]
         return queryset.filter(kind__in=[*kinds, term]), False
 
@@ -287,14 +287,14 @@ class JobAdmin(_RiverAdmin):
         self.run_action_on_rows(
             request,
             queryset,
-            _Action(_retry_jobs, "retried", "running or due"),
+            _AdminAction(_retry_jobs, "retried", "running or due"),
             changeable,
         )
 
     @admin.action(description="Cancel selected jobs", permissions=["change"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         """Cancel jobs that have not ended. The clients of running jobs are notified."""
-        action = _Action(
+        action = _AdminAction(
             _cancel_jobs,
             "cancelled",
             "ended already",
@@ -371,17 +371,22 @@ class QueueAdmin(_RiverAdmin):
     @admin.action(description="Pause selected queues", permissions=["change"])
     def pause_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Pause queues, so that no client claims their jobs."""
-        action = _Action(partial(_change_queues, client().queue_pause), "paused", "paused already")
+        action = _AdminAction(
+            partial(_pause_or_resume_queues, client().queue_pause), "paused", "paused already"
+        )
         self.run_action_on_rows(request, queryset, action, Q(paused_at__isnull=True))
 
     @admin.action(description="Resume selected queues", permissions=["change"])
     def resume_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Resume queues, so that clients claim their jobs again."""
-        action = _Action(partial(_change_queues, client().queue_resume), "resumed", "not paused")
+        action = _AdminAction(
+            partial(_pause_or_resume_queues, client().queue_resume), "resumed", "not paused"
+        )
         self.run_action_on_rows(request, queryset, action, Q(paused_at__isnull=False))
 
 
-def _change_queues(change: Callable[[str], None], names: Sequence[str]) -> JobChanges:
+def _pause_or_resume_queues(change: Callable[[str], None], names: Sequence[str]) -> JobChanges:
+    """Call `change` for each queue name, and count the queues that were not found."""
     missing = 0
     for name in names:
         try:

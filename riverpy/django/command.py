@@ -70,7 +70,7 @@ def _make_worker_command(command: click.Command) -> click.Command:
     worker.params = [
         click.Argument(["target"], metavar="[MODULE:ATTR]", default=CLIENT_TARGET_DEFAULT)
         if param.name == "target"
-        else _make_refused_option(param)
+        else _make_refused_database_url_option(param)
         if param.name == DATABASE_URL.parameter_name
         else param
         for param in command.params
@@ -84,7 +84,7 @@ def _make_worker_command(command: click.Command) -> click.Command:
     return worker
 
 
-def _make_refused_option(param: click.Parameter) -> click.Parameter:
+def _make_refused_database_url_option(param: click.Parameter) -> click.Parameter:
     """Return a hidden copy of the option `--database-url` that raises an error if it is used."""
 
     def refuse_value(_context: click.Context, _param: click.Parameter, value: object) -> None:

@@ -37,10 +37,10 @@ def make_database_url(alias: str) -> str:
     parameters: dict[str, Any] = {**connection.get_connection_params()}
     if role := connection.settings_dict["OPTIONS"].get("assume_role"):
         parameters["role"] = role
-    return format_url(parameters)
+    return format_libpq_url(parameters)
 
 
-def format_url(parameters: Mapping[str, Any]) -> str:
+def format_libpq_url(parameters: Mapping[str, Any]) -> str:
     """Return a URL with these libpq parameters."""
     texts = {
         name: str(int(value)) if isinstance(value, bool) else str(value)

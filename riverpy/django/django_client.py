@@ -173,6 +173,7 @@ async def ainsert(
 
 
 def _forget_clients(*, setting: str, **_: Any) -> None:
+    """Forget all clients when a test changes one of the settings that they use."""
     if setting in (SETTING_NAME, "DATABASES"):
         _client_by_alias.clear()
 

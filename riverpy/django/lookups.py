@@ -16,7 +16,7 @@ SEARCHED_KINDS_MAX = 5_000
 """The maximum number of kinds that are read to find those that contain a search text."""
 
 
-def list_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
+def list_job_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
     """Return at most `limit` kinds of stored jobs, sorted by name."""
     return _fetch_first_column("django_admin", "admin_kinds", limit)
 

@@ -92,7 +92,7 @@ class TaskAttemptRunner:
             raise JobCancel(
                 f"the task ran, but its return value cannot be stored: {error}"
             ) from error
-        self._set_result_field("_return_value", value)
+        self._set_task_result_field("_return_value", value)
 
     @contextmanager
     def _record_attempt_end(self) -> Generator[None]:
@@ -108,10 +108,10 @@ class TaskAttemptRunner:
                 self._record_failure(error, should_keep_trace=is_cancel)
             self._store_metadata()
             if is_cancel or self._job.attempt >= self._job.max_attempts:
-                self._finish_result(TaskResultStatus.FAILED)
+                self._finish_task_result(TaskResultStatus.FAILED)
             raise
         self._store_metadata()
-        self._finish_result(TaskResultStatus.SUCCESSFUL)
+        self._finish_task_result(TaskResultStatus.SUCCESSFUL)
 
     def _record_failure(self, error: BaseException, *, should_keep_trace: bool) -> None:
         cls = type(error)
@@ -131,10 +131,10 @@ class TaskAttemptRunner:
             self._metadata = msgspec.structs.replace(self._metadata, started_at=started_at)
         self._job.set_metadata(TASK_METADATA_KEY, msgspec.to_builtins(self._metadata))
 
-    def _finish_result(self, status: Any) -> None:
-        self._set_result_field("finished_at", timezone.now())
-        self._set_result_field("status", status)
+    def _finish_task_result(self, status: Any) -> None:
+        self._set_task_result_field("finished_at", timezone.now())
+        self._set_task_result_field("status", status)
         self._should_signal_end = True
 
-    def _set_result_field(self, name: str, value: object) -> None:
+    def _set_task_result_field(self, name: str, value: object) -> None:
         object.__setattr__(self._result, name, value)  # Django's result class is frozen

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def register_test_table_creator(app: AppConfig) -> None:
     """Register a handler that creates River's tables in test databases, before Django's `migrate`
     runs the migrations of other apps."""
-    pre_migrate.connect(_create_tables, sender=app, dispatch_uid=__name__)
+    pre_migrate.connect(_create_river_tables, sender=app, dispatch_uid=__name__)
 
 
-def _create_tables(*, using: str, sender: AppConfig, **_: Any) -> None:
+def _create_river_tables(*, using: str, sender: AppConfig, **_: Any) -> None:
     if not _is_test_run():
         return
     try:

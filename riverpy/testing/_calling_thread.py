@@ -21,7 +21,7 @@ from riverpy._postgres.sessions.session import (
     NestedTransaction,
     make_no_transaction_error,
 )
-from riverpy._postgres.transactions import validate_tx
+from riverpy._postgres.transactions import validate_and_adapt_tx
 from riverpy._without_loop import run_without_loop
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ def _set_sync_to_async_executor(executor: Executor) -> None:
 
 
 async def _adapt_blocking_session(tx: object) -> CallerSession:
-    # `validate_tx` returns a CallerSession, except for asyncpg, whose connections are not blocking.
-    return cast("CallerSession", validate_tx(tx))
+    # `validate_and_adapt_tx` returns a CallerSession, except for asyncpg, whose connections are not
+    # blocking.
+    return cast("CallerSession", validate_and_adapt_tx(tx))
 
 
 class CallingThreadSession(CallerSession):

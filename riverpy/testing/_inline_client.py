@@ -14,7 +14,7 @@ from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
 from riverpy._insert.recorder import without_recorder
 from riverpy._plugins import PluginLists
-from riverpy._postgres.transactions import validate_tx
+from riverpy._postgres.transactions import validate_and_adapt_tx
 from riverpy.client import Client
 from riverpy.context import running_blocking_client
 from riverpy.errors import ClientStateError, UniqueConflictError
@@ -100,7 +100,7 @@ class InlineClient(Client):
                 yield connection
             return
         async with hold_shared_turn(), self._lock.hold():
-            yield validate_tx(self._tx)
+            yield validate_and_adapt_tx(self._tx)
 
     def _get_open_pool(self) -> Pool:
         _refuse_connection()

@@ -57,7 +57,7 @@ _TIMESTAMP_COLUMNS = (
 _JOB_EVENT_KINDS = tuple(kind for kind in EventKind if kind.value.startswith("job_"))
 
 
-class _ResultConnection(InlineConnection):
+class _ResultStoringConnection(InlineConnection):
     """The connection on which the completer stores results. It keeps the error of a failed
     statement for the test, because the completer would only send the results again."""
 
@@ -86,7 +86,7 @@ class _ResultConnection(InlineConnection):
             raise
 
 
-class _StuckHandler:
+class _StuckJobRecorder:
     """Records that a cancelled job does not end. It calls `on_stuck`, and then the handler of the
     user's config."""
 
@@ -128,7 +128,7 @@ class InlineJobRunner:
         """
         self._parts, self._open_transaction, self._guard = parts, open_transaction, guard
         connections = RunConnections(parts, lambda: None)
-        self._connection = connections.results = _ResultConnection(open_transaction)
+        self._connection = connections.results = _ResultStoringConnection(open_transaction)
         heartbeat = HeartbeatWriter(
             parts.make_registration(),
             parts.config,
@@ -146,7 +146,7 @@ class InlineJobRunner:
         self._completer = Completer(context, lambda _queue, _seconds: None)
         self._ended_attempts: list[Attempt] = []
         self._error_by_attempt: dict[Attempt, BaseException] = {}
-        self._stuck_handler = _StuckHandler(parts.config.job_stuck_handler)
+        self._stuck_handler = _StuckJobRecorder(parts.config.job_stuck_handler)
         config = msgspec.structs.replace(parts.config, job_stuck_handler=self._stuck_handler)
         self._running = RunningAttempts(config, self._ended_attempts.append)
         with set_running_client(client):  # the executor copies the context variables for its jobs
@@ -228,6 +228,7 @@ class InlineJobRunner:
             self._completer.add_ended_attempt(attempt)
 
     def _get_cancelled_job_timeout(self) -> float:
+        """Return how long to wait for a cancelled job; 0 if it is already stuck."""
         return 0.0 if self._stuck_handler.is_stuck else CANCELLED_JOB_TIMEOUT
 
     async def _claim_job(self, job_id: int) -> list[Any]:

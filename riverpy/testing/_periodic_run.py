@@ -25,7 +25,7 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy.errors import ConfigError
 from riverpy.job import JobState
 from riverpy.periodic import PeriodicJobs
-from riverpy.schedules import next_time
+from riverpy.schedules import find_next_due_time
 from riverpy.testing._inline_connection import InlineConnection
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _TestTimeSchedule:
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return the first due time after `after`. Both are in server time."""
-        slot = next_time(self._schedule, after + self._time.offset)
+        slot = find_next_due_time(self._schedule, after + self._time.offset)
         return None if slot is None else slot - self._time.offset
 
 

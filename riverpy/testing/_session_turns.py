@@ -48,7 +48,7 @@ transaction, although the two overlap, because the other task may be waiting for
 _READ_ONLY_KEYWORDS = frozenset({"select", "savepoint", "release", "rollback", "set", "show"})
 
 
-class _Turn:
+class _ConnectionTurn:
     """A turn: the time in which one session, or one call of a client, has an open savepoint."""
 
     def __init__(self, session: object | None) -> None:
@@ -75,7 +75,9 @@ class _Turn:
         return not (self.has_ended or is_forgotten) and has_task
 
 
-_turns_of_task: ContextVar[tuple[_Turn, ...]] = ContextVar("riverpy_turns_of_task", default=())
+_turns_of_task: ContextVar[tuple[_ConnectionTurn, ...]] = ContextVar(
+    "riverpy_turns_of_task", default=()
+)
 
 
 class SessionTurns:
@@ -84,8 +86,10 @@ class SessionTurns:
     loop of the test."""
 
     def __init__(self) -> None:
-        self._turns: list[_Turn] = []
-        self._turn_by_session: weakref.WeakKeyDictionary[Any, _Turn] = weakref.WeakKeyDictionary()
+        self._turns: list[_ConnectionTurn] = []
+        self._turn_by_session: weakref.WeakKeyDictionary[Any, _ConnectionTurn] = (
+            weakref.WeakKeyDictionary()
+        )
         self._ended = asyncio.Event()
         self._loop = get_running_loop()
         self.error: MixedSessionsError | None = None
@@ -127,11 +131,11 @@ class SessionTurns:
             MixedSessionsError: such a session is open. The commit would remove its savepoint.
         """
         turn = self._turn_by_session.get(session)
-        if turn is not None and self._has_later_session(turn):
+        if turn is not None and self._has_later_open_session_turn(turn):
             self.error = MixedSessionsError(_OVERLAP_TEXT)
             raise self.error
 
-    def _has_later_session(self, turn: _Turn) -> bool:
+    def _has_later_open_session_turn(self, turn: _ConnectionTurn) -> bool:
         """Return whether a session has an open turn that began after this turn."""
         later = self._turns[self._turns.index(turn) + 1 :] if turn in self._turns else []
         return any(one.is_of_session and one.is_open() for one in later)
@@ -141,22 +145,22 @@ class SessionTurns:
         turn = self._turn_by_session.get(session)
         return turn is not None and not turn.has_ended
 
-    def is_free(self) -> bool:
+    def can_begin_turn(self) -> bool:
         """Return whether the calling task may begin a turn now."""
         self._turns = [turn for turn in self._turns if turn.is_open()]
         return not self._turns or self._turns[-1] in _turns_of_task.get()
 
-    async def wait_until_free(self) -> None:
+    async def wait_until_turn_can_begin(self) -> None:
         """Wait until the calling task may begin a turn, but at most `TURN_TIMEOUT` seconds."""
         with anyio.move_on_after(TURN_TIMEOUT):
-            while not self.is_free():
+            while not self.can_begin_turn():
                 self._ended.clear()
                 await self._ended.wait()
 
-    def begin_turn(self, session: object | None) -> _Turn:
+    def begin_turn(self, session: object | None) -> _ConnectionTurn:
         """Begin a turn of the calling task. It belongs to `session` or, if that is None, to a call
         of a client."""
-        turn = _Turn(session)
+        turn = _ConnectionTurn(session)
         self._turns.append(turn)
         if session is not None:
             self._turn_by_session[session] = turn
@@ -167,10 +171,10 @@ class SessionTurns:
     def end_session_turn(self, session: object) -> None:
         """End the turn of a session, if it has one."""
         if (turn := self._turn_by_session.pop(session, None)) is not None:
-            self._check_undone_commits(turn)
+            self._check_overlap_at_turn_end(turn)
             self._end_turn(turn)
 
-    def _check_undone_commits(self, turn: _Turn) -> None:
+    def _check_overlap_at_turn_end(self, turn: _ConnectionTurn) -> None:
         """At the end of a turn, set `error` if the sessions overlapped in a wrong way.
 
         For a turn with a commit, set no error. But the rollback of a turn that began earlier would
@@ -185,7 +189,7 @@ class SessionTurns:
             for outer in self._turns[:index]:
                 if turn.has_written or turn.has_committed_inside:
                     outer.has_committed_inside = True
-        elif self._has_later_session(turn):
+        elif self._has_later_open_session_turn(turn):
             self.error = self.error or MixedSessionsError(_OVERLAP_TEXT)
         elif turn.has_committed_inside and self.error is None:
             self.error = MixedSessionsError(
@@ -198,15 +202,15 @@ class SessionTurns:
     async def hold_turn(self) -> AsyncGenerator[None]:
         """Return a context manager that holds a turn for a call of a client. Other tasks wait until
         the turn has ended, but at most `TURN_TIMEOUT` seconds."""
-        if not self.is_free():
-            await self.wait_until_free()
+        if not self.can_begin_turn():
+            await self.wait_until_turn_can_begin()
         turn = self.begin_turn(None)
         try:
             yield
         finally:
             self._end_turn(turn)
 
-    def _end_turn(self, turn: _Turn) -> None:
+    def _end_turn(self, turn: _ConnectionTurn) -> None:
         turn.has_ended = True
         self._ended.set()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.sessions.session import CallerSession
 from riverpy._postgres.sql_files import get_query
-from riverpy._postgres.transactions import read_server_time, validate_tx
+from riverpy._postgres.transactions import read_server_time, validate_and_adapt_tx
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class JobSavepoint:
     async def begin(self) -> AbstractContextManager[None]:
         """Set a savepoint. Return a context manager in which the caller runs the code of the
         job."""
-        connection = self._connection = validate_tx(self._tx)
+        connection = self._connection = validate_and_adapt_tx(self._tx)
         if isinstance(connection, CallerSession):
             self._nested = await connection.begin_nested()
         if self._nested is None:
@@ -90,7 +90,7 @@ class JobSavepoint:
     async def _find_transaction_error(self) -> Exception | None:
         """Return the error that shows why the transaction cannot be used; None: it can be used."""
         try:
-            await read_server_time(validate_tx(self._tx))
+            await read_server_time(validate_and_adapt_tx(self._tx))
         except (TransactionError, *DATABASE_ERRORS) as error:
             return error
         return None

@@ -80,7 +80,7 @@ def advance(
             source = InlineClient(transaction, given.workers, given.config)
         time = TestTime(_get_clock_offset(given))
         try:
-            await _TimeAdvancer(given, source, time).pass_time(by)
+            await _TimeAdvancer(given, source, time).advance_by(by)
         finally:
             if client is not None:
                 _offset_by_client[client] = time.offset
@@ -126,7 +126,7 @@ class _TimeAdvancer:
         )
         self._has_periodic_table = False
 
-    async def pass_time(self, duration: timedelta) -> None:
+    async def advance_by(self, duration: timedelta) -> None:
         """Move the time to each due time of a periodic job and insert its job, then move it to the
         end of `duration`.
 

@@ -38,7 +38,7 @@ def _make_expected_job(expected: Any, expectations: Mapping[str, Any]) -> Expect
     return expect_job(expected, **expectations)
 
 
-def _read_and_find(
+def _read_jobs_and_find(
     name: str,
     source: AsyncSource | BlockingSource,
     schema: str | None,
@@ -123,7 +123,7 @@ def require_inserted(
         TransactionError: `tx` is closed or aborted.
     """
     wanted = _make_expected_job(expected, expectations)
-    return _read_and_find(
+    return _read_jobs_and_find(
         "require_inserted", tx, schema, [wanted], lambda jobs: find_single_job(jobs, wanted)
     )
 
@@ -172,7 +172,7 @@ def require_not_inserted(
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     wanted = _make_expected_job(expected, expectations)
-    return _read_and_find(
+    return _read_jobs_and_find(
         "require_not_inserted",
         tx,
         schema,
@@ -209,7 +209,7 @@ def require_many_inserted(
     """
     check_expected_is_list(expected)
     wanted = [_make_expected_job(one, {}) for one in expected]
-    return _read_and_find(
+    return _read_jobs_and_find(
         "require_many_inserted", tx, schema, wanted, lambda jobs: find_job_sequence(jobs, wanted)
     )
 
@@ -257,7 +257,7 @@ def inserted(
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     wanted = _make_expected_job(expected, expectations)
-    return _read_and_find(
+    return _read_jobs_and_find(
         "inserted",
         tx,
         schema,

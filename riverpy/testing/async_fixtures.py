@@ -144,7 +144,7 @@ async def open_session(
         try:
             with (
                 bind_session_makers(makers, connection),
-                _taking_turns(makers, turns),
+                _letting_sessions_take_turns(makers, turns),
                 sharing_turns(turns),
                 _recording_statements(connection.sync_connection, turns),
             ):
@@ -189,7 +189,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
         try:
             with (
                 bind_session_makers(makers, connection),
-                _taking_turns(makers, turns),
+                _letting_sessions_take_turns(makers, turns),
                 _recording_statements(connection, turns),
                 _make_test_session_class(turns)(
                     connection, join_transaction_mode="create_savepoint"
@@ -278,7 +278,9 @@ def _refuse_blocking_session() -> NoReturn:
 
 
 @contextmanager
-def _taking_turns(session_makers: Sequence[SessionMaker], turns: SessionTurns) -> Generator[None]:
+def _letting_sessions_take_turns(
+    session_makers: Sequence[SessionMaker], turns: SessionTurns
+) -> Generator[None]:
     """In the `with` block, let the sessions that the makers create take turns, because they share
     one connection. See `SessionTurns`."""
     settings = [dict(maker.kw) for maker in session_makers]
@@ -354,14 +356,14 @@ def _make_turn_taking_class(
             if can_wait:
                 turns.require_test_loop()
             if not turns.has_turn(self):
-                if not turns.is_free() and can_wait:
+                if not turns.can_begin_turn() and can_wait:
                     # `run_async` lets this synchronous method wait in the event loop
                     bind.connection.run_async(wait_until_free)
                 turns.begin_turn(self)
             return bind
 
     async def wait_until_free(_driver_connection: object) -> None:
-        await turns.wait_until_free()
+        await turns.wait_until_turn_can_begin()
 
     def end_turn(session: Session, transaction: SessionTransaction) -> None:
         if transaction.parent is None:

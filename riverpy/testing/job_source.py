@@ -58,7 +58,7 @@ async def read_jobs(
         page = source.job_list(**options)
     else:
         calls = BlockingClientCoroutines(None, Config(schema=schema), None)
-        async with _open_transaction(source) as tx:
+        async with _ensure_transaction(source) as tx:
             page = await calls.job_list(tx=cast("CallerTransaction", tx), **options)
     if len(page.jobs) == JOB_LIMIT_MAX:
         raise ConfigError(
@@ -69,7 +69,7 @@ async def read_jobs(
 
 
 @asynccontextmanager
-async def _open_transaction(source: object) -> AsyncGenerator[object]:
+async def _ensure_transaction(source: object) -> AsyncGenerator[object]:
     """Return a context manager for a connection or session in a transaction. If the source is not
     in a transaction, the context manager opens one and ends it."""
     if is_pool(source):

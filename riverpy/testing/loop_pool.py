@@ -34,7 +34,7 @@ class LoopPool(NullPool):
         return idle.pop() if idle else self._create_connection()
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        if not _reset_for_reuse(record):
+        if not _reset_pooled_connection(record):
             record.close()
             return
         self._idle.setdefault(asyncio.get_running_loop(), []).append(record)
@@ -45,7 +45,7 @@ class LoopPool(NullPool):
             await greenlet_spawn(entry.close)
 
 
-def _reset_for_reuse(entry: ConnectionPoolEntry) -> bool:
+def _reset_pooled_connection(entry: ConnectionPoolEntry) -> bool:
     """Reset the session of a released connection, so that it can be used again. Return False if it
     must be closed instead, because it is lost or its event loop does not run tests."""
     adapter: Any = entry.dbapi_connection

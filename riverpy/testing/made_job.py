@@ -189,9 +189,10 @@ class MadeJob(Job[ArgsT_co]):
         if not is_in_event_loop():
             raise make_event_loop_required_error("job.save_output")
         text = encode_metadata_value(value)
-        return self._keep_output(text)
+        return self._keep_saved_output(text)
 
-    async def _keep_output(self, text: str) -> None:
+    async def _keep_saved_output(self, text: str) -> None:
+        """Append an output to `saved_outputs`, and record it in the metadata."""
         self.saved_outputs.append(msgspec.json.decode(text))
         self._record_metadata(OUTPUT_METADATA_KEY, text)
 
@@ -230,7 +231,7 @@ class MadeJob(Job[ArgsT_co]):
         self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
     ) -> Coroutine[object, None, bool]:
         if tx is not None:
-            _refuse_transaction("job.checkpoint(tx)")
+            _raise_row_required_error("job.checkpoint(tx)")
         return self._get_step_runner("job.checkpoint").checkpoint(None, now=now)
 
     @overload
@@ -240,10 +241,11 @@ class MadeJob(Job[ArgsT_co]):
     def complete_tx(
         self, tx: BlockingTransaction | CallerTransaction
     ) -> JobRow | Coroutine[object, None, JobRow]:
-        _refuse_transaction("job.complete_tx")
+        _raise_row_required_error("job.complete_tx")
 
 
-def _refuse_transaction(method: str) -> NoReturn:
+def _raise_row_required_error(method: str) -> NoReturn:
+    """Raise an error, because the method needs a row in the database."""
     raise ClientStateError(
         f"{method} needs a row in the database, and make_job has made none: use "
         "riverpy.testing.TestWorker, which works the job in the transaction of the test"
@@ -294,7 +296,7 @@ def make_job(
     row = prepare_row(args, opts, settings=settings, now=now)
     job_id = given["id"] if "id" in given else next(_next_job_id)
     values = make_inserted_row(row, job_id=job_id, now=now)
-    _set_given_columns(values, given, now)
+    _set_non_insert_columns(values, given, now)
     _check_id_and_attempt(values)
     cls = Any if isinstance(args, RawArgs) else cast("type[Any]", type(args))
     return MadeJob(values, make_args_decoder(cls, "this job")(row.args))
@@ -362,7 +364,7 @@ def _check_id_and_attempt(values: Sequence[Any]) -> None:
         )
 
 
-def _set_given_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
+def _set_non_insert_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
     """Set the columns of a row that an insert cannot set, such as the state and the errors. `given`
     has the values of the test. Columns that are not in `given` get defaults."""
     state = parse_state(given.get("state", JobState.RUNNING))

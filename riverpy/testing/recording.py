@@ -203,7 +203,7 @@ class RecordedJobs:
             for index, entry in enumerate(self._entries):
                 if entry.insert_row.unique_key == row.unique_key:
                     if row.replace is not None:
-                        self._entries[index] = _replace_values(entry, row, now)
+                        self._entries[index] = _apply_replacing_insert(entry, row, now)
                     return index, True, row.replace is not None
         self._last_id += 1
         self._entries.append(_make_recorded_job(row, self._last_id, now))
@@ -218,7 +218,7 @@ def _make_recorded_job(row: InsertRow, job_id: int, now: datetime) -> _RecordedJ
     return _RecordedJob(row, JobRow(values))
 
 
-def _replace_values(entry: _RecordedJob, row: InsertRow, now: datetime) -> _RecordedJob:
+def _apply_replacing_insert(entry: _RecordedJob, row: InsertRow, now: datetime) -> _RecordedJob:
     """Return a recorded job with the new values of an insert that has `replace` set."""
     merged = merge_replacing_row(entry.insert_row, row)
     options = msgspec.json.decode(row.replace or "{}", type=dict[str, Any])

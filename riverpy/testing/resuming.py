@@ -22,7 +22,7 @@ def resumable_after(opts: InsertOpts | None, step: str) -> InsertOpts:
         opts: other options, which the result contains too. None: no other options.
         step: the name of the step.
     """
-    return _add_metadata(opts, {STEP_METADATA_KEY: step})
+    return _add_metadata_to_opts(opts, {STEP_METADATA_KEY: step})
 
 
 def resumable_at(opts: InsertOpts | None, step: str, cursor: object) -> InsertOpts:
@@ -38,9 +38,11 @@ def resumable_at(opts: InsertOpts | None, step: str, cursor: object) -> InsertOp
         ArgsError: the cursor cannot be stored as JSON.
     """
     value = json.loads(_json.encode(cursor))
-    return _add_metadata(opts, {STEP_METADATA_KEY: step, CURSORS_METADATA_KEY: {step: value}})
+    return _add_metadata_to_opts(
+        opts, {STEP_METADATA_KEY: step, CURSORS_METADATA_KEY: {step: value}}
+    )
 
 
-def _add_metadata(opts: InsertOpts | None, metadata: dict[str, Any]) -> InsertOpts:
+def _add_metadata_to_opts(opts: InsertOpts | None, metadata: dict[str, Any]) -> InsertOpts:
     opts = opts or InsertOpts()
     return msgspec.structs.replace(opts, metadata={**(opts.metadata or {}), **metadata})

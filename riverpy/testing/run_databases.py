@@ -56,7 +56,7 @@ class UnusableServerError(DatabaseError):
 
 
 @contextmanager
-def _explaining_errors(url_setting_name: str) -> Generator[None]:
+def _translating_server_errors(url_setting_name: str) -> Generator[None]:
     """Replace errors of the database in the `with` block by an UnusableServerError."""
     try:
         yield
@@ -88,18 +88,18 @@ def open_pytest_run_databases(
         UnusableServerError: the server does not answer, or refuses a statement.
     """
     with start_blocking_portal() as portal:
-        with _explaining_errors(url_setting_name):
+        with _translating_server_errors(url_setting_name):
             connection = portal.call(_connect, server_url)
         try:
             databases = PytestRunDatabases(
                 portal, connection, server_url, run, worker, url_setting_name
             )
-            with _explaining_errors(url_setting_name):
+            with _translating_server_errors(url_setting_name):
                 portal.call(databases.begin_run)
             try:
                 yield databases
             finally:
-                with _explaining_errors(url_setting_name):
+                with _translating_server_errors(url_setting_name):
                     portal.call(databases.end_run)
         finally:
             portal.call(close_connection, connection)
@@ -184,7 +184,7 @@ class PytestRunDatabases:
             await statements.unlock_template(self._connection, self._run)
         name = self._make_database_name(self._worker)
         url = _replace_database_in_url(self._server_url, name)
-        with _explaining_errors(self._url_setting_name):
+        with _translating_server_errors(self._url_setting_name):
             await statements.copy_database(
                 self._connection, self._make_database_name("template"), name
             )
@@ -201,7 +201,7 @@ class PytestRunDatabases:
             return
         unready = self._make_database_name("unready")
         url = _replace_database_in_url(self._server_url, unready)
-        with _explaining_errors(self._url_setting_name):
+        with _translating_server_errors(self._url_setting_name):
             await statements.drop_database(self._connection, unready)
             await statements.make_database(self._connection, unready)
             await migrate_all(url)
@@ -290,7 +290,7 @@ class PytestRunDatabases:
             return []
         return await statements.fetch_locking_transactions(self._database)
 
-    def end_transactions(self, kept: set[tuple[int, str]]) -> None:
+    def end_test_transactions(self, kept: set[tuple[int, str]]) -> None:
         """Wait up to a second until the open transactions of a test have ended. Then end the
         sessions whose transactions are still open.
 
@@ -300,9 +300,9 @@ class PytestRunDatabases:
         Raises:
             TransactionError: a session had to be ended. The error text describes the session.
         """
-        self._portal.call(self._end_transactions, kept)
+        self._portal.call(self._end_test_transactions, kept)
 
-    async def _end_transactions(self, kept: set[tuple[int, str]]) -> None:
+    async def _end_test_transactions(self, kept: set[tuple[int, str]]) -> None:
         rows: list[Any] = []
         for _ in range(CLOSE_CHECKS_MAX):
             rows = [

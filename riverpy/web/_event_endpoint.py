@@ -111,7 +111,7 @@ class _EventEndpoint:
         self._stream_count += 1
         try:
             if self._job_id is None:
-                return await self._open_stream(self._open_fleet_stream())
+                return await self._make_stream_response(self._open_fleet_stream())
             return await self._send_job_events(request, self._job_id)
         finally:
             self._stream_count -= 1
@@ -129,17 +129,18 @@ class _EventEndpoint:
             return PlainTextResponse(_NO_JOB_TEXT, 404)
         if row is not None and row.state in FINAL_STATES and rows.read_version == last_event_id:
             return Response(status_code=204)  # 204: the browser must not connect again
-        return await self._open_stream(stream_job_changes(rows, last_event_id, row))
+        return await self._make_stream_response(stream_job_changes(rows, last_event_id, row))
 
-    async def _open_stream(self, stream: AsyncGenerator[bytes, None]) -> Response:
+    async def _make_stream_response(self, stream: AsyncGenerator[bytes, None]) -> Response:
         """Return a response that sends a stream. The first part of the stream is read before the
         response starts, so that the response has an error status if reading this part fails."""
-        parts = self._count_while_open(await anext(stream), stream)
+        parts = self._count_open_stream(await anext(stream), stream)
         return StreamingResponse(parts, media_type="text/event-stream", headers=_RESPONSE_HEADERS)
 
-    async def _count_while_open(
+    async def _count_open_stream(
         self, first: bytes, stream: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of the stream, and count the stream as open until it ends."""
         self._stream_count += 1
         try:
             yield first

@@ -200,6 +200,7 @@ def _make_job_data(row: JobRow) -> dict[str, Any]:
 
 
 def _add_output(data: dict[str, Any], output: object) -> None:
+    """Add the output to the data of the event, or a flag if the output is too large."""
     encoded = msgspec.json.encode(output)
     if len(encoded) > SENT_OUTPUT_LENGTH_MAX:
         data["is_output_too_large"] = True

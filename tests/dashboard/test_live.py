@@ -14,7 +14,7 @@ import pytest
 from riverpy import Client, Config
 from riverpy._dashboard import live, status_cache
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.live import LiveRegion, LiveRegions, RegionKey
+from riverpy._dashboard.live import LiveRegion, LiveRegionKey, LiveRegions
 from riverpy._dashboard.messages import MESSAGE_COOKIE
 from riverpy.web import dashboard
 from tests.dashboard.site_kit import Browser, insert_job, insert_queue
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests._database import Schema
 
-KEY = RegionKey("/", "read", "")
+KEY = LiveRegionKey("/", "read", "")
 
 
 class Source:

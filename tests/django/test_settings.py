@@ -14,7 +14,7 @@ import riverpy
 from riverpy._dsn import validate_url
 from riverpy._postgres.driver import connect
 from riverpy.django import checks
-from riverpy.django.database import format_url, make_database_url
+from riverpy.django.database import format_libpq_url, make_database_url
 from riverpy.django.settings import find_setting_problems, read_settings
 from riverpy.migrate import Migrator
 from tests._database import run_apart
@@ -166,7 +166,7 @@ async def _migrate_partly(url: str) -> None:
 def test_url_of_parameters(parameters: dict[str, Any], url: str) -> None:
     """Names, passwords, sockets, several hosts and libpq's parameters are in the URL."""
     validate_url(url)
-    assert format_url(parameters) == url
+    assert format_libpq_url(parameters) == url
 
 
 async def test_url_of_settings(project_url: str) -> None:

@@ -158,7 +158,7 @@ async def test_jobs_that_the_leader_ends(
         follower.subscribe(*ALL, fleet=True, job_kinds=["late"]) as events,
     ):
         async with asyncio.timeout(PATIENCE):
-            while not client._subscription_manager.is_followed:
+            while not client._subscription_manager.has_followers:
                 await asyncio.sleep(0.01)
         await rig.schema.execute(
             "INSERT INTO river_job (args, kind, max_attempts, queue, metadata) SELECT '{}', 'late',"

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from riverpy._maintenance.due_times import find_due_times
-from riverpy.schedules import cron, next_time
+from riverpy.schedules import cron, find_next_due_time
 from tests.interop.inserting import request
 from tests.interop.notifications import notifications
 from tests.interop.test_outages import having
@@ -167,7 +167,7 @@ class Slots:
         self._in_go, self._schedule = in_go, schedule
         after = in_go[0] - timedelta(hours=1)
         self.in_python: list[datetime] = []
-        while (due := next_time(schedule, after)) is not None and due <= in_go[-1]:
+        while (due := find_next_due_time(schedule, after)) is not None and due <= in_go[-1]:
             self.in_python.append(due)
             after = due
         self.all = sorted({*in_go, *self.in_python})

@@ -380,7 +380,7 @@ class Process:
     def resync(self) -> None:
         """Handle a reconnect."""
         if self.state != "dead":
-            self.loop.call_soon(self.engine.wake_all_callers)
+            self.loop.call_soon(self.engine.wake_all_waiting_callers)
 
     def give_up(self) -> None:
         """Let maintenance fail."""

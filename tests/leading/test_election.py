@@ -335,7 +335,7 @@ async def test_back_off_after_errors(
     assert [entry["log_level"] for entry in log].count("warning") == 1
     row.is_down = False
     before = len(times_of)
-    a.engine.wake_all_callers()
+    a.engine.wake_all_waiting_callers()
     await timer.advance(0.05)
     assert len(row.times_of("acquire")) == before + 1
     assert a.leads
@@ -688,7 +688,7 @@ async def test_services_that_do_not_end(
     await leader.announce("request_resign")
     await timer.advance(GRACE + 1)
     assert [entry["event"] for entry in log].count(WORK_RAN_PAST_ITS_LEASE) == 1
-    leader.engine.wake_all_callers()
+    leader.engine.wake_all_waiting_callers()
     await leader.announce("resigned", "b")
     await timer.advance(60)
     assert row.times_of("release") == []

@@ -734,7 +734,7 @@ async def test_p15_term_begins_once(clients: Competition) -> None:
     """Renewals, notifications and reconnects start no services: a term has one start (P15)."""
     maintenance = await clients.add("a")
     for _ in range(5):
-        clients.elections["a"]._engine.wake_all_callers()
+        clients.elections["a"]._engine.wake_all_waiting_callers()
         clients.elections["a"]._engine.wake_callers_after_release(DEFAULT_DOMAIN, "b")
         await clients.timer.advance(TIMING.attempt_interval)
     assert len(clients.store.times_of("renew", "a")) == 5

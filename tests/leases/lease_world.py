@@ -294,7 +294,7 @@ class LeaseProcess(Process):
     def resync(self) -> None:
         """Handle a reconnect."""
         if self.state != "dead":
-            self.loop.call_soon(self.engine.wake_all_callers)
+            self.loop.call_soon(self.engine.wake_all_waiting_callers)
 
     def recover(self) -> None:
         """Run again without faults."""

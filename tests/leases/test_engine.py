@@ -505,7 +505,7 @@ async def test_resync(store: Store, engine: LeaseEngine, timer: VirtualTimer) ->
         tasks.start_soon(block.run)
         await timer.advance(1)
         await MemoryLeases.release(store, "x", held.epoch, "b", timeout=1)
-        engine.wake_all_callers()
+        engine.wake_all_waiting_callers()
         await timer.advance(0.06)
         assert block.lease is not None
         block.may_end.set()

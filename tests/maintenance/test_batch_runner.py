@@ -77,7 +77,7 @@ async def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         read.extend(rows)
         return rows
 
-    assert await numbers.batch_runner.send_pages(page)
+    assert await numbers.batch_runner.read_and_send_pages(page)
     assert read == list(range(95))
     assert sorted(numbers.handled) == [number for number in range(95) if number % 7]
 

@@ -474,16 +474,16 @@ async def test_lost_answer(schema: Schema) -> None:
     """A commit whose answer was lost has inserted its slot; it is not inserted again."""
     async with enqueuing(schema, ticks()) as one:
         slot = await one.move("ticks", SECOND)
-        transact = one.enqueuer._move_rows_and_insert_jobs
+        transact = one.enqueuer._update_rows_and_insert_jobs
 
         async def lose_answer(firings: Sequence[PeriodicJobPlan]) -> set[str]:
             await transact(firings)
             raise ConnectionError("the answer was lost")
 
-        one.enqueuer._move_rows_and_insert_jobs = lose_answer
+        one.enqueuer._update_rows_and_insert_jobs = lose_answer
         with pytest.raises(ConnectionError):
             await one.run()
-        one.enqueuer._move_rows_and_insert_jobs = transact
+        one.enqueuer._update_rows_and_insert_jobs = transact
         one.wait_out_holds()
         await one.run()
         assert await one.slots("ticks") == [slot]

@@ -107,13 +107,13 @@ async def test_slow_plans_are_inserted_in_turn(
 
     jobs = [PeriodicJob(HOURLY, slow, id=f"slow-{n}") for n in range(3)]
     async with enqueuing(schema, *jobs) as one:
-        transact = one.enqueuer._move_rows_and_insert_jobs
+        transact = one.enqueuer._update_rows_and_insert_jobs
 
         async def noted(plans: Sequence[PeriodicJobPlan]) -> set[str]:
             order.append("inserted")
             return await transact(plans)
 
-        monkeypatch.setattr(one.enqueuer, "_move_rows_and_insert_jobs", noted)
+        monkeypatch.setattr(one.enqueuer, "_update_rows_and_insert_jobs", noted)
         for job in jobs:
             await one.move(job.id, timedelta(seconds=1))
         await one.held.run(one.enqueuer)

@@ -24,8 +24,8 @@ from riverpy.schedules import (
     ClockChangePolicy,
     cron,
     every,
+    find_next_due_time,
     format_schedule,
-    next_time,
     parse_schedule,
 )
 
@@ -47,7 +47,7 @@ def times(schedule: PeriodicSchedule, after: datetime, count: int) -> list[datet
     """The next so many."""
     found: list[datetime] = []
     while len(found) < count:
-        due = next_time(schedule, found[-1] if found else after)
+        due = find_next_due_time(schedule, found[-1] if found else after)
         assert due is not None
         found.append(due)
     return found
@@ -266,7 +266,7 @@ def test_zone_is_kept_over_months() -> None:
 
 def test_leap_day() -> None:
     """The 29th of February is due in 2028 (SK-14)."""
-    due = next_time(cron("0 0 29 2 *"), datetime(2026, 1, 1, tzinfo=UTC))
+    due = find_next_due_time(cron("0 0 29 2 *"), datetime(2026, 1, 1, tzinfo=UTC))
     assert due == datetime(2028, 2, 29, tzinfo=UTC)
 
 
@@ -332,7 +332,7 @@ def test_interval_is_added_to_the_given_time() -> None:
     schedule = every(timedelta(hours=36))
     found = times(schedule, datetime(2026, 3, 28, tzinfo=UTC), 10)
     assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(hours=36)}
-    assert next_time(schedule, datetime(9999, 12, 31, tzinfo=UTC)) is None
+    assert find_next_due_time(schedule, datetime(9999, 12, 31, tzinfo=UTC)) is None
 
 
 @pytest.mark.parametrize("zone", ["UTC", NEW_YORK])
@@ -350,7 +350,9 @@ def test_end_of_calendar() -> None:
     for zone in ("UTC", "Asia/Tokyo", NEW_YORK):
         for expression in ("@yearly", "* * * * *"):
             schedule = cron(expression, timezone=zone)
-            assert next_time(schedule, datetime(9999, 12, 31, 23, 59, 30, tzinfo=UTC)) is None
+            assert (
+                find_next_due_time(schedule, datetime(9999, 12, 31, 23, 59, 30, tzinfo=UTC)) is None
+            )
 
 
 @pytest.mark.parametrize(
@@ -399,5 +401,5 @@ def test_own_schedule_is_checked(answer: object, message: str) -> None:
     """A user's schedule that returns a naive time, a past time or no datetime is refused
     (SK-18)."""
     with pytest.raises(ConfigError, match=message):
-        next_time(Own(answer), datetime(2026, 1, 1, tzinfo=UTC))
+        find_next_due_time(Own(answer), datetime(2026, 1, 1, tzinfo=UTC))
     assert parse_schedule(format_schedule(Own(answer))) is None

@@ -25,7 +25,7 @@ from riverpy._names import (
     validate_tag,
 )
 from riverpy._tools.health.http import Address, HttpError, parse_request
-from riverpy._tools.text import mask_query
+from riverpy._tools.text import mask_and_shorten_query
 from riverpy._work.attempt import SNOOZE_COUNT_METADATA_KEY
 from riverpy._work.outcomes import next_snooze_count
 from riverpy.errors import RiverError
@@ -111,7 +111,7 @@ def _snoozes(text: str) -> None:
     "read",
     [
         mask_passwords,
-        mask_query,
+        mask_and_shorten_query,
         _parse_head,
         validate_url,
         parse_duration,

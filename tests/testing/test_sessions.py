@@ -13,7 +13,7 @@ import pytest
 import riverpy
 import riverpy.sync
 from riverpy import Client, Config, Job, PeriodicJob, Workers, every
-from riverpy._postgres.transactions import validate_tx
+from riverpy._postgres.transactions import validate_and_adapt_tx
 from riverpy._without_loop import run_without_loop
 from riverpy.testing import TestWorker, advance, drain
 from tests.sessions.kinds import ALL_KINDS
@@ -55,7 +55,7 @@ async def call(caller: Caller, function: Callable[[], Any]) -> Any:
 
 async def fail_in_statement(tx: Any, schema: str) -> None:
     """Delete all jobs, then fail in a statement, which aborts the transaction."""
-    connection = validate_tx(tx)
+    connection = validate_and_adapt_tx(tx)
     await connection.execute(f"delete from {schema}.river_job")
     await connection.execute("select 1 / 0")
 

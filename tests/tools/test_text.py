@@ -10,7 +10,7 @@ from riverpy._tools.text import (
     format_names,
     format_seconds,
     format_size,
-    mask_query,
+    mask_and_shorten_query,
 )
 
 
@@ -35,7 +35,7 @@ from riverpy._tools.text import (
 )
 def test_masked_query(text: str, shown: str) -> None:
     """The start of a statement contains no string (SE-02)."""
-    assert mask_query(text) == shown
+    assert mask_and_shorten_query(text) == shown
 
 
 def test_numbers_and_names() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from riverpy._log_events import JOB_OUTPUT_DROPPED, JOB_WROTE_OUTPUT
 from riverpy._work import child_output
-from riverpy._work.child_output import LINE_BURST_MAX, LINE_SIZE_MAX, JobOutputLog
+from riverpy._work.child_output import LINE_BURST_MAX, LINE_SIZE_MAX, ChildOutputLogger
 from tests.work.rig import PATIENCE
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ END = b"0123456789abcdef"
 """The text that ends the output of a job."""
 
 
-def log_output(write: Callable[[JobOutputLog, int], None]) -> None:
+def log_output(write: Callable[[ChildOutputLogger, int], None]) -> None:
     """Let a function write to the pipe of two jobs, 1 and 2, and wait until all is logged."""
     read_end, write_end = os.pipe()
-    output = JobOutputLog(os.fdopen(read_end, "rb"), END)
+    output = ChildOutputLogger(os.fdopen(read_end, "rb"), END)
     output.add_next_job(1, "first")
     output.add_next_job(2, "second")
     try:
@@ -38,7 +38,7 @@ def test_each_line_has_its_job(log: list[Any]) -> None:
     last job."""
     text = b"one\n\ntwo\r\nhalf" + END + b"\n\xff\x1b[31m\tred\n" + END + b"\nlate\nlast"
 
-    def write(output: JobOutputLog, pipe: int) -> None:
+    def write(output: ChildOutputLogger, pipe: int) -> None:
         output.log_startup_output(b"early")
         for start in range(0, len(text), 7):
             os.write(pipe, text[start : start + 7])
@@ -59,7 +59,7 @@ def test_each_line_has_its_job(log: list[Any]) -> None:
 def test_long_line(log: list[Any]) -> None:
     """A long line is cut, and the end of the job behind it is found."""
 
-    def write(_output: JobOutputLog, pipe: int) -> None:
+    def write(_output: ChildOutputLogger, pipe: int) -> None:
         os.write(pipe, b"a" * LINE_SIZE_MAX + b"\n")
         for _ in range(100):
             os.write(pipe, b"b" * LINE_SIZE_MAX)
@@ -76,7 +76,7 @@ def test_too_many_lines(log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None
     logged when the rate allows it again."""
     monkeypatch.setattr(child_output, "LINES_PER_SECOND_MAX", 0)
 
-    def write(output: JobOutputLog, pipe: int) -> None:
+    def write(output: ChildOutputLogger, pipe: int) -> None:
         os.write(pipe, b"x\n" * (LINE_BURST_MAX + 5) + END + b"\ny\n" + END + b"\n")
 
     log_output(write)

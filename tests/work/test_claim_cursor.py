@@ -148,7 +148,7 @@ def test_backlog() -> None:
         assert not cursor.record_claim_and_check_backlog(
             WHOLE_QUEUE_RANGE, [row(1, 5, 9)] * count, limit
         )
-        assert cursor.needs_own_claim == (count == limit == rows)
+        assert cursor.must_claim_alone == (count == limit == rows)
     assert not cursor.record_claim_and_check_backlog(WHOLE_QUEUE_RANGE, large, rows)
     assert cursor.record_claim_and_check_backlog(WHOLE_QUEUE_RANGE, large, rows)
     cursor.start_using_positions(
@@ -166,7 +166,7 @@ def test_backlog() -> None:
     )
     cursor.update_positions(WHOLE_QUEUE_RANGE, [row(2, 9, 9)], is_limit_reached=False, now=1.0)
     assert places(cursor, 1.0) == [None]
-    assert not cursor.needs_own_claim
+    assert not cursor.must_claim_alone
 
 
 def test_pause_is_bounded() -> None:

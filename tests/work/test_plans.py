@@ -15,7 +15,7 @@ from starlette.datastructures import QueryParams
 from riverpy._calls.job_filters import check_filters
 from riverpy._calls.job_page import plan_page
 from riverpy._dashboard import job_search
-from riverpy._postgres.sql_files import Query, get_query, get_query_with_parts
+from riverpy._postgres.sql_files import Query, get_query, get_query_with_conditional_parts
 from riverpy._tools.top.statements import set_statement_timeout
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
@@ -397,7 +397,7 @@ async def test_lists(
     checked = check_filters(filters)
     plan = plan_page(checked, order, descending=order != "id", limit=100, after=None)
     block, parts, values = plan.statement
-    statement = get_query_with_parts(
+    statement = get_query_with_conditional_parts(
         "river_job_list", f"job_list_{block}", None, parts_with_states(parts, checked.states)
     )
     literals = [literal(values[name]) for name in statement.parameters]
@@ -408,7 +408,7 @@ async def test_lists(
 
 async def test_rare_kind(large: asyncpg.Connection[Any]) -> None:
     """A kind that the planner knows to be rare is found by its index."""
-    statement = get_query_with_parts(
+    statement = get_query_with_conditional_parts(
         "river_job_list", "job_list_by_id", None, frozenset({"kinds", "ascending"})
     )
     nodes = await plan_of_query(large, statement, ["'{rare}'", "100"])
@@ -425,7 +425,7 @@ async def test_batches(large: asyncpg.Connection[Any], name: str, filters: JobFi
     """A change of a batch reads only the given rows, and other rows with their unique keys."""
     checked = check_filters(filters)
     parts = parts_with_states(checked.values, checked.states)
-    statement = get_query_with_parts("river_job_batch", name, None, parts)
+    statement = get_query_with_conditional_parts("river_job_batch", name, None, parts)
     values = {**checked.values, "batch": list(range(1, 1001))}
     literals = [literal(values[name]) for name in statement.parameters]
     scans = scans_of(await plan_of_query(large, statement, literals))
@@ -444,7 +444,7 @@ async def test_choice_of_many(
 ) -> None:
     """The choice of jobs to change reads an index."""
     values = {**check_filters(filters).values, "limit": 100, "after_id": 0, "last_id": 400_000}
-    statement = get_query_with_parts("river_job_batch", name, None, frozenset(filters))
+    statement = get_query_with_conditional_parts("river_job_batch", name, None, frozenset(filters))
     literals = [literal(values[name]) for name in statement.parameters]
     scans = scans_of(await plan_of_query(large, statement, literals))
     assert index in scans

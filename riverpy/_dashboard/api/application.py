@@ -139,14 +139,14 @@ def _decode_url_query(endpoint: Endpoint[Any], request: Request) -> Any:
     for member in msgspec.structs.fields(endpoint.input):
         texts = [text for text in request.query_params.getlist(member.name) if text]
         if texts:
-            values[member.name] = texts if _is_list(member.type) else texts[0]
+            values[member.name] = texts if _is_list_type(member.type) else texts[0]
     try:
         return msgspec.convert(values | request.path_params, endpoint.input, strict=False)
     except msgspec.ValidationError as error:
         raise _make_input_error(error) from None
 
 
-def _is_list(member_type: Any) -> bool:
+def _is_list_type(member_type: Any) -> bool:
     info = msgspec.inspect.type_info(member_type)
     while isinstance(info, msgspec.inspect.Metadata):
         info = info.type

@@ -10,13 +10,13 @@ from riverpy._dashboard.change import (
     ConfirmationQuestion,
     RequestedChange,
     log_change,
-    read_button,
+    parse_pressed_button,
 )
 from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name_for_sentence
-from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_id
+from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_row_id
 from riverpy._dashboard.rendering import format_utc, format_with_escapes
 from riverpy._postgres.periodic import (
     periodic_get,
@@ -56,7 +56,7 @@ def parse_periodic_change_form(
     Raises:
         PageError: the form does not come from this dashboard.
     """
-    action, job_id = read_button(fields, get_args(PeriodicAction), "periodic job")
+    action, job_id = parse_pressed_button(fields, get_args(PeriodicAction), "periodic job")
     form = PeriodicChangeForm(cast("PeriodicAction", action), job_id)
     question = None
     if form.action == "run":
@@ -141,7 +141,7 @@ async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessag
             "leader inserts one job for both requests.",
             "look",
         )
-    _, domain = split_periodic_id(before.id)
+    _, domain = split_periodic_row_id(before.id)
     leader = find_domain_leader(domain, await site.statuses.read())
     if leader is None:
         return FlashMessage(

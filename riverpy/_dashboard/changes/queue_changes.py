@@ -10,7 +10,7 @@ from riverpy._dashboard.change import (
     ConfirmationQuestion,
     RequestedChange,
     log_change,
-    read_button,
+    parse_pressed_button,
 )
 from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
@@ -84,7 +84,7 @@ def parse_queue_change_form(
     Raises:
         PageError: the form does not come from this dashboard.
     """
-    action, name = read_button(fields, get_args(QueueAction), "queue")
+    action, name = parse_pressed_button(fields, get_args(QueueAction), "queue")
     form = QueueChangeForm(cast("QueueAction", action), name)
     if form.action in {"clear", "clear_all"}:
         if form.name == ALL_QUEUES:

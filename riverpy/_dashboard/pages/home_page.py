@@ -94,7 +94,7 @@ def _describe_status(
         *describe_leaders(status),
         *_describe_workers(status),
         *_describe_failed_attempts(status),
-        *_describe_waits(facts),
+        *_describe_waiting_queues(facts),
         *_describe_paused_queues(facts),
         *_describe_late_jobs(status),
         *_describe_stuck_jobs(status, stuck_jobs),
@@ -181,7 +181,7 @@ def _describe_failed_attempts(status: OverallStatus) -> Iterator[HealthSentence]
         )
 
 
-def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[HealthSentence]:
+def _describe_waiting_queues(facts: Sequence[QueueFacts]) -> Iterator[HealthSentence]:
     """Yield a sentence for each of the queues with the longest waits. The sentence contains the
     reason for the waits."""
     behind = [

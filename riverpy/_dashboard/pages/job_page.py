@@ -103,7 +103,7 @@ PAGE = Page("job", "/jobs/{job_id:int}", "job.html", load_job_page)
 
 
 def _make_job_values(job: JobRow) -> dict[str, object]:
-    metadata = _decode_members(job.get_encoded_values()[JobColumn.METADATA])
+    metadata = _decode_json_object(job.get_encoded_values()[JobColumn.METADATA])
     shown = {
         key: value for key, value in metadata.items() if key not in _METADATA_KEYS_WITH_SECTION
     }
@@ -115,8 +115,8 @@ def _make_job_values(job: JobRow) -> dict[str, object]:
         "errors_left_out": job.error_count - len(job.errors),
         "metadata_json": msgspec.json.encode(shown).decode(),
         "output_json": _get_json_text(metadata, OUTPUT_METADATA_KEY),
-        "steps": _describe_steps(metadata),
-        "log": list(_decode_log(job)),
+        "steps": _list_stored_step_data(metadata),
+        "log": list(_decode_attempt_logs(job)),
         "unique_key": job.unique_key.hex() if job.unique_key else None,
         "actions": list_possible_actions(get_raw_state(job)),
     }
@@ -170,7 +170,7 @@ def _make_error_entry(job: JobRow, error: AttemptError) -> ErrorEntry:
     )
 
 
-def _decode_members(json_text: str) -> dict[str, msgspec.Raw]:
+def _decode_json_object(json_text: str) -> dict[str, msgspec.Raw]:
     """Return the members of a JSON object. The values stay JSON texts, so that numbers keep their
     exact form."""
     try:
@@ -184,7 +184,7 @@ def _get_json_text(members: Mapping[str, msgspec.Raw], key: str) -> str | None:
     return None if raw is None else bytes(raw).decode()
 
 
-def _describe_steps(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[str, str]]:
+def _list_stored_step_data(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[str, str]]:
     """Return the stored data about the job's steps as pairs: a title, and the data as JSON."""
     names = {
         STEP_METADATA_KEY: "Last completed step",
@@ -199,7 +199,7 @@ def _describe_steps(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[str, str]
     ]
 
 
-def _decode_log(job: JobRow) -> Iterator[StoredAttemptLog]:
+def _decode_attempt_logs(job: JobRow) -> Iterator[StoredAttemptLog]:
     for raw in decode_log_entries(job.get_encoded_values()[JobColumn.METADATA]):
         try:
             yield msgspec.json.decode(raw, type=StoredAttemptLog)

@@ -172,10 +172,10 @@ def _list_leaders(status: OverallStatus, domains: DomainMap | None) -> Iterator[
 
 def _make_listed_lease(now: datetime, lease: LeaseStatus) -> ListedLease:
     lag = "" if lease.lag is None else describe_lag(lease.lag)
-    return ListedLease(lease, _get_expiry(now, lease.expires_in), lag)
+    return ListedLease(lease, _get_lease_expiry_time(now, lease.expires_in), lag)
 
 
-def _get_expiry(now: datetime, seconds: float) -> datetime:
+def _get_lease_expiry_time(now: datetime, seconds: float) -> datetime:
     """Return the expiry time of a lease, cut to whole seconds, so that small differences between
     two reads do not change the page."""
     return (now + timedelta(seconds=seconds)).replace(microsecond=0)
@@ -195,7 +195,7 @@ def _make_domain_leader(
         leader.leader_id,
         leader.elected_at,
         leader.epoch,
-        _get_expiry(now, leader.expires_in),
+        _get_lease_expiry_time(now, leader.expires_in),
         bool(leader.foreign),
         candidates,
         queues,

@@ -17,7 +17,7 @@ from riverpy._dashboard.periodic_health import (
     describe_missing_run,
     explain_periodic_job,
     find_last_jobs,
-    split_periodic_id,
+    split_periodic_row_id,
 )
 from riverpy._dashboard.periodic_runs import (
     UNKNOWN_CAUSE,
@@ -31,7 +31,7 @@ from riverpy._postgres.driver import PostgresError, is_damaged_or_untranslatable
 from riverpy._postgres.periodic import periodic_table_exists
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import ConfigError
-from riverpy.schedules import CronSchedule, next_time, parse_schedule
+from riverpy.schedules import CronSchedule, find_next_due_time, parse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ async def load_periodic_job_page(view: PageRequest) -> Mapping[str, object]:
     async with open_read_transaction(client) as tx:
         entry = await _read_periodic_job_entry(tx, schema, row_id)
         now = await read_server_time(tx)
-        job_id, domain = split_periodic_id(entry.id)
+        job_id, domain = split_periodic_row_id(entry.id)
         kind = {job.id: job.kind for job in client.periodic_jobs}.get(job_id)
         search = _make_search(job_id, kind)
         found = await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
@@ -154,7 +154,7 @@ async def _find_last_job(
     if entry.last_run_at is None:
         return None
     queues = [queue.name for queue in fleet.queues[:SEARCHED_QUEUES_MAX]]
-    job_id, _ = split_periodic_id(entry.id)
+    job_id, _ = split_periodic_row_id(entry.id)
     try:
         async with tx.transaction():
             job = await periodic_find_job_of_due_time(
@@ -180,7 +180,7 @@ def compute_next_run_times(entry: PeriodicJobDashboardRow) -> NextRunTimes:
     if schedule is None:
         return NextRunTimes(times, note="Only the code of the schedule can compute later times.")
     while len(times) < NEXT_RUN_TIMES_SHOWN:
-        following = next_time(schedule, times[-1])
+        following = find_next_due_time(schedule, times[-1])
         if following is None:
             break
         times.append(following)

@@ -70,10 +70,10 @@ def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> E
         if isinstance(cause, PostgresError):
             # Make a new error. The caller raises the result from `error`, whose chain of causes
             # contains `cause`: with `cause` itself, the chain would be a cycle.
-            return PostgresError.new(_read_fields(cause, _ASYNCPG_NAME_BY_FIELD))
+            return PostgresError.new(_read_error_fields(cause, _ASYNCPG_NAME_BY_FIELD))
         diagnostic = getattr(cause, "diag", None)
         if diagnostic is not None and getattr(diagnostic, "sqlstate", None):
-            return PostgresError.new(_read_fields(diagnostic, _PSYCOPG_NAME_BY_FIELD))
+            return PostgresError.new(_read_error_fields(diagnostic, _PSYCOPG_NAME_BY_FIELD))
     original = next(_iterate_driver_errors(error), error)
     text = " ".join(str(original).split()) or type(original).__name__
     if is_connection_closed:
@@ -81,7 +81,7 @@ def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> E
     return InterfaceError(text)
 
 
-def _read_fields(source: object, names: dict[str, str]) -> dict[str, Any]:
+def _read_error_fields(source: object, names: dict[str, str]) -> dict[str, Any]:
     fields = ((field, getattr(source, name, None)) for field, name in names.items())
     return {field: value for field, value in fields if value is not None}
 

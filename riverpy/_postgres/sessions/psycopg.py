@@ -64,14 +64,14 @@ def adapt(tx: object) -> CallerSession | None:
     return None
 
 
-class _UtcLoader(TimestamptzLoader):
+class _UtcTimestampLoader(TimestamptzLoader):
     """Reads timestamps in UTC, not in the time zone of the session."""
 
     def load(self, data: Any) -> datetime:
         return super().load(data).astimezone(UTC)
 
 
-class _TextLoader(TextLoader):
+class _Utf8TextLoader(TextLoader):
     """Reads text as UTF-8 if the encoding of the connection is SQL_ASCII. psycopg itself would
     return bytes."""
 
@@ -81,13 +81,14 @@ class _TextLoader(TextLoader):
 
 
 def _make_psycopg_adapters() -> AdaptersMap:
+    """Return psycopg's default adapters, with riverpy's loaders for text and timestamps."""
     adapters = AdaptersMap(types=types)
     register_default_adapters(adapters)
     register_all_arrays(adapters)
     adapters.register_dumper(str, StrDumperUnknown)
     for name in ("json", "jsonb", "text", "varchar", "name", "bpchar", 0):  # oid 0: all other types
-        adapters.register_loader(name, _TextLoader)
-    adapters.register_loader("timestamptz", _UtcLoader)
+        adapters.register_loader(name, _Utf8TextLoader)
+    adapters.register_loader("timestamptz", _UtcTimestampLoader)
     return adapters
 
 

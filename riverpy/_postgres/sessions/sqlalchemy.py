@@ -99,7 +99,7 @@ def _copy_buffer_to_bytes(value: object) -> object:
 
 
 @contextmanager
-def _use_plain_cursors(connection: Connection) -> Generator[None]:
+def _use_plain_cursor_class(connection: Connection) -> Generator[None]:
     """In the `with` block, let psycopg2 use its plain cursor class. A cursor class of the caller
     may require that all columns have names."""
     is_psycopg2 = connection.dialect.driver == "psycopg2"
@@ -163,7 +163,7 @@ class SqlAlchemySession(CallerSession):
     def _fetch_blocking(self, statement: str, values: tuple[object, ...]) -> list[Record]:
         connection = self._connection
         if connection is None:
-            connection = self._connection = self._open_connection()
+            connection = self._connection = self._get_connection()
         try:
             if connection.dialect.driver == "asyncpg":
                 parameters: Any = values
@@ -172,7 +172,7 @@ class SqlAlchemySession(CallerSession):
                 parameters = {
                     f"p{number}": encode_value(value) for number, value in enumerate(values, 1)
                 }
-            with _use_plain_cursors(connection):
+            with _use_plain_cursor_class(connection):
                 result = connection.exec_driver_sql(
                     statement, parameters, execution_options=_EXECUTION_OPTIONS
                 )
@@ -206,7 +206,7 @@ class SqlAlchemySession(CallerSession):
             # Open the connection now, so that SQLAlchemy sends SAVEPOINT at once. Otherwise
             # SQLAlchemy would send it before the next statement of this session. By then a
             # savepoint of another session on the same connection may be open.
-            self._connection = self._open_connection()
+            self._connection = self._get_connection()
             return nested
 
         return _NestedSessionTransaction(self, session, await self._run_blocking(begin_now))
@@ -240,7 +240,7 @@ class SqlAlchemySession(CallerSession):
         except SQLAlchemyError as error:
             raise self._translate_error(error) from error
 
-    def _open_connection(self) -> Connection:
+    def _get_connection(self) -> Connection:
         """Return the connection of the session. If no transaction is open, SQLAlchemy begins one.
 
         Raises:

@@ -65,7 +65,7 @@ class RunUntilCancelledArgs(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "run_until_cancelled"
 
 
-def make_feature_job_args(directory: str) -> list[JobArgs]:
+def make_args_per_feature(directory: str) -> list[JobArgs]:
     """Return the args of one job for each feature to show, such as a retry or a snooze. The most
     important jobs are first, because `--jobs` limits the number of jobs."""
     return [

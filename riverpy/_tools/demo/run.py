@@ -20,7 +20,7 @@ from riverpy._tools.demo.jobs import (
     CompressFileArgs,
     CountFilesArgs,
     DemoJobFunctions,
-    make_feature_job_args,
+    make_args_per_feature,
 )
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
@@ -104,7 +104,7 @@ class DemoRun:
         self._url = url
         self._should_create_schema = schema is None
         self.schema = schema or f"riverpy_demo_{secrets.token_hex(4)}"
-        others = make_feature_job_args(str(files.directory))[: None if limit is None else limit - 1]
+        others = make_args_per_feature(str(files.directory))[: None if limit is None else limit - 1]
         self._job_args: list[JobArgs] = [*others, *map(CompressFileArgs, files.paths)][:limit]
         self._on_event = on_event
         self._job_functions = DemoJobFunctions(lambda job_id: self._client.job_cancel(job_id))
@@ -184,6 +184,7 @@ class DemoRun:
             return timedelta(seconds=time.monotonic() - began)
 
     async def _follow_events(self, *, task_status: TaskStatus[None]) -> None:
+        """Pass each event of the client to the callback."""
         async with self._client.subscribe(*EventKind) as events:
             task_status.started()
             async for event in events:

@@ -23,10 +23,10 @@ from riverpy._tools.doctor import (
 )
 from riverpy._tools.doctor.finding import (
     Finding,
+    add_check_name,
     fail_finding,
-    limit_problems,
+    limit_problem_count,
     warn_finding,
-    with_check_name,
 )
 from riverpy._tools.doctor.session import DoctorSession, SessionLostError
 from riverpy._tools.doctor.snapshot import DatabaseSnapshot
@@ -186,7 +186,8 @@ class CheckRunner:
         self._report_findings(name, *findings)
 
     def _report_findings(self, check_name: str, *findings: Finding) -> None:
-        for finding in with_check_name(check_name, limit_problems(findings)):
+        """Report the findings of a check, and at most a limited number of problems."""
+        for finding in add_check_name(check_name, limit_problem_count(findings)):
             self._report_finding(finding)
 
     def _report_skipped_checks(self, role: str) -> None:

@@ -51,7 +51,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
             if dead.data["running_jobs"] and not unrescued and not can_rescue:
                 dead = msgspec.structs.replace(dead, fix=_START_WORKER_FIX)
             problems.append(dead)
-    facts = [_client_data(client, jobs[client.client_id]) for client in clients]
+    facts = [_client_finding_data(client, jobs[client.client_id]) for client in clients]
     if live:
         total = sum(jobs[client.client_id] for client in live)
         text = (
@@ -69,7 +69,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [summary, *problems]
 
 
-def _client_data(client: ClientRow, running_job_count: int) -> dict[str, object]:
+def _client_finding_data(client: ClientRow, running_job_count: int) -> dict[str, object]:
     """Return the values about one client that a finding (the result of a check) has in its field
     `data`."""
     return {

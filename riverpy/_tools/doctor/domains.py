@@ -88,7 +88,7 @@ def find_domain_problems(domains: DomainMap, pending: PendingWork) -> list[Findi
         *_check_unowned_queues(domains),
         *_check_non_riverpy_leader(domains),
         *_check_outdated_clients(domains),
-        *_check_schema_maintainer(domains),
+        *_check_missing_schema_maintainer(domains),
     ]
 
 
@@ -308,7 +308,7 @@ def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
     ]
 
 
-def _check_schema_maintainer(domains: DomainMap) -> list[Finding]:
+def _check_missing_schema_maintainer(domains: DomainMap) -> list[Finding]:
     """Return a finding if no client does the maintenance of the whole schema. The leader of
     `default` does it if it is a riverpy client. Otherwise the holder of the lease `@schema` does
     it."""

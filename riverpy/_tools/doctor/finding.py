@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Level
     name: str = ""
-    """The name of the check. `with_check_name` sets it. The name does not change between
+    """The name of the check. `add_check_name` sets it. The name does not change between
     versions."""
     text: str
     """The result, in one line."""
@@ -61,7 +61,7 @@ def fail_finding(text: str, fix: str, /, **data: object) -> Finding:
     return Finding(level=Level.FAIL, text=text, fix=fix, data=data)
 
 
-def with_check_name(check_name: str, findings: Iterable[Finding]) -> list[Finding]:
+def add_check_name(check_name: str, findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with the name of their check."""
     return [msgspec.structs.replace(finding, name=check_name) for finding in findings]
 
@@ -71,7 +71,7 @@ def worst_level(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), key=_LEVEL_ORDER.index, default=Level.OK)
 
 
-def limit_problems(findings: Iterable[Finding]) -> list[Finding]:
+def limit_problem_count(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that are ok, the worst `PROBLEMS_PER_CHECK_MAX` problems, and one more
     finding that counts the remaining problems."""
     ordered = sorted(findings, key=lambda finding: _LEVEL_ORDER.index(finding.level), reverse=True)

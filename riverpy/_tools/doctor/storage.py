@@ -21,7 +21,7 @@ from riverpy._tools.text import (
     format_seconds,
     format_size,
     format_waiting_count,
-    mask_query,
+    mask_and_shorten_query,
 )
 
 if TYPE_CHECKING:
@@ -244,13 +244,13 @@ def _old_snapshot_finding(row: OpenSnapshotRow) -> Finding:
         state=row.holder_state,
         seconds=row.age_seconds,
         transactions=row.newer_transactions,
-        query=mask_query(row.statement),
+        query=mask_and_shorten_query(row.statement),
     )
 
 
 def _describe_session(row: OpenSnapshotRow | LockHolderRow) -> str:
     application = f", {row.application!r}" if row.application else ""
-    text = f": {mask_query(row.statement)}" if row.statement else ""
+    text = f": {mask_and_shorten_query(row.statement)}" if row.statement else ""
     role, state = row.role or "unknown role", row.holder_state or "unknown state"
     return f"session {row.holder_id} ({role}{application}, {state}{text})"
 
@@ -271,7 +271,7 @@ async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
             seconds=round(row.age_seconds, 3),
             tables=row.locked_tables,
             waiting=row.waiting_session_count,
-            query=mask_query(row.statement),
+            query=mask_and_shorten_query(row.statement),
         )
         for row in await snapshot.session.read(read_lock_holders, snapshot.schema)
         if row.age_seconds

@@ -60,7 +60,7 @@ def check_migrations(state: SchemaState, requested_schema: str | None, url: str)
 def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     newest = max(load_migrations(MAIN_MIGRATION_LINE))
     found = state.applied_versions(MAIN_MIGRATION_LINE)
-    data = _migration_line_data(state, MAIN_MIGRATION_LINE)
+    data = _migration_line_finding_data(state, MAIN_MIGRATION_LINE)
     if len(state.schema.encode()) > SCHEMA_NAME_LENGTH_MAX:
         return fail_finding(
             SCHEMA_NAME_TOO_LONG_TEXT, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data
@@ -101,7 +101,7 @@ def _check_riverpy_migrations(state: SchemaState, command: str) -> Finding:
     off = [
         FEATURES_BY_MIGRATION[version] for version in missing if version in FEATURES_BY_MIGRATION
     ]
-    data = _migration_line_data(state, RIVERPY_MIGRATION_LINE)
+    data = _migration_line_finding_data(state, RIVERPY_MIGRATION_LINE)
     if missing:
         text = (
             f"riverpy's own tables are at version {max(found, default=0)} of {newest}. Off: "
@@ -123,10 +123,12 @@ def _unknown_version_finding(
         f"{tables_text} are at version {max(state.unknown_versions(line_name))}. This riverpy "
         f"supports only {max(load_migrations(line_name))}"
     )
-    return warn_finding(text, "update riverpy", **_migration_line_data(state, line_name), **data)
+    return warn_finding(
+        text, "update riverpy", **_migration_line_finding_data(state, line_name), **data
+    )
 
 
-def _migration_line_data(state: SchemaState, line_name: str) -> dict[str, object]:
+def _migration_line_finding_data(state: SchemaState, line_name: str) -> dict[str, object]:
     """Return the facts about one migration line for the `data` of a finding."""
     missing, unknown = state.missing_versions(line_name), state.unknown_versions(line_name)
     return {"schema": state.schema, "line": line_name, "missing": missing, "unknown": unknown}
@@ -194,7 +196,9 @@ def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
     """Report tables with row-level security. PostgreSQL can hide rows of these tables from the role
     without an error, so riverpy does not find some jobs."""
     report = fail_finding if security.hidden_tables else warn_finding
-    return report(security.problem, security.remedy, **data, row_security=security.affected_tables)
+    return report(
+        security.problem_text, security.remedy_text, **data, row_security=security.affected_tables
+    )
 
 
 def _find_missing_privileges(

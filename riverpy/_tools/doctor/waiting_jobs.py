@@ -38,7 +38,8 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     queues = sorted({*backlogs, *rows})
     live = None if await snapshot.clients() is None else await snapshot.live_clients()
     facts = {
-        queue: _queue_data(queue, backlogs.get(queue), rows.get(queue), live) for queue in queues
+        queue: _queue_finding_data(queue, backlogs.get(queue), rows.get(queue), live)
+        for queue in queues
     }
     unworked = [row for queue, row in backlogs.items() if not facts[queue]["clients"]]
     kinds = await snapshot.waiting_kinds(unworked)
@@ -66,7 +67,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
 
 
-def _queue_data(
+def _queue_finding_data(
     queue: str, backlog: BacklogRow | None, row: QueueRow | None, clients: list[ClientRow] | None
 ) -> dict[str, object]:
     """Return the facts about one queue for the `data` of a finding."""

@@ -72,7 +72,7 @@ class ServerSystemUser(NamedTuple):
             os.chown(directory, self.user_id, self.group_id)
 
 
-def find_server_account(data_directory: Path) -> ServerSystemUser:
+def find_server_system_user(data_directory: Path) -> ServerSystemUser:
     """Return the system user that must run the server of a cluster. The function also works before
     the cluster exists.
 
@@ -103,6 +103,7 @@ def _find_cluster_owner(data_directory: Path) -> ServerSystemUser | None:
 
 
 def _find_non_root_user() -> ServerSystemUser:
+    """Return the user `postgres` or `nobody`, as the server cannot run as root."""
     for name in _NON_ROOT_USER_NAMES:
         try:
             entry = pwd.getpwnam(name)

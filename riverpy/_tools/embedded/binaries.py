@@ -110,7 +110,7 @@ def _read_usable_version(directory: Path) -> tuple[int, int] | None:
     return int(match[1]), int(match[2] or 0)
 
 
-def make_installation_runnable(
+def copy_installation_if_not_runnable(
     account: ServerSystemUser, installation: PostgresInstallation, base_directory: Path
 ) -> PostgresInstallation:
     """Return an installation that the account can run: `installation` itself, or a copy below

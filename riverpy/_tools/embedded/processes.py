@@ -260,6 +260,7 @@ class _ServerSupervisor:
         os._exit(0)
 
     def _stop_server_when_unused(self) -> None:
+        """Wait until no client uses the server, then stop it."""
         clients = self._server_directory / "clients.lock"
         while True:
             os.close(lock_file(clients, fcntl.LOCK_EX))  # this blocks until all clients have ended

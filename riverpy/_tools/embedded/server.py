@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from riverpy._tools.embedded import processes
-from riverpy._tools.embedded.account import find_server_account
-from riverpy._tools.embedded.binaries import find_installation, make_installation_runnable
+from riverpy._tools.embedded.account import find_server_system_user
+from riverpy._tools.embedded.binaries import copy_installation_if_not_runnable, find_installation
 from riverpy.errors import ConfigError, DatabaseError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class EmbeddedPostgres:
         )
         """The URL of the database `postgres` for its superuser. The URL is known even if the server
         does not run."""
-        self._account: Final[ServerSystemUser] = find_server_account(self._data_directory)
+        self._account: Final[ServerSystemUser] = find_server_system_user(self._data_directory)
         self._client_lock_fd: int | None = None
 
     @classmethod
@@ -276,7 +276,9 @@ class EmbeddedPostgres:
     @cached_property
     def _runnable_installation(self) -> PostgresInstallation:
         """The PostgreSQL programs, copied if the server's system user cannot run them in place."""
-        return make_installation_runnable(self._account, self._installation, self._base_directory)
+        return copy_installation_if_not_runnable(
+            self._account, self._installation, self._base_directory
+        )
 
     @property
     def _postgres_environment(self) -> dict[str, str]:
@@ -383,6 +385,7 @@ class EmbeddedPostgres:
             )
 
     def _read_logged_error(self) -> str:
+        """Return the last FATAL line of the log, or its last line, for an error text."""
         try:
             lines = self.log_path.read_text("utf-8", "replace").splitlines()
         except OSError:

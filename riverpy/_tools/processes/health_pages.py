@@ -21,7 +21,7 @@ from riverpy._tools.health.worker_health import (
     build_probe_response,
     parse_max_lag,
 )
-from riverpy._tools.processes.merged_events import MergedEvents
+from riverpy._tools.processes.merged_events import EventStreamMerger
 from riverpy._tools.processes.merged_metrics import merge_metrics
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class SupervisorHealthServer:
                 "/events": self._answer_events,
             },
         )
-        self._events = MergedEvents(slots)
+        self._events = EventStreamMerger(slots)
 
     @asynccontextmanager
     async def serve(self) -> AsyncGenerator[None]:

@@ -1,4 +1,4 @@
-"""MergedEvents: the events of all workers in one stream of JSON lines."""
+"""EventStreamMerger: merges the events of all workers into one stream of JSON lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECONNECT_DELAY = 0.5
 answer."""
 
 
-class MergedEvents:
+class EventStreamMerger:
     """Merges the event streams of all workers of a supervisor, including workers that start
     later."""
 
@@ -62,7 +62,7 @@ class MergedEvents:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, reason)
         sender, receiver = anyio.create_memory_object_stream[bytes](BUFFERED_LINES_MAX)
         reader_left = anyio.Event()
-        lines = _read_lines(receiver, reader_left)
+        lines = _yield_lines_until_reader_leaves(receiver, reader_left)
         # Start the generator. Without a start, its `finally` would never run and set `reader_left`.
         await anext(lines)
         self._open_stream_count += 1
@@ -103,7 +103,7 @@ async def _forward_events_of_process_slot(
         await anyio.sleep(RECONNECT_DELAY)
 
 
-async def _read_lines(
+async def _yield_lines_until_reader_leaves(
     receiver: MemoryObjectReceiveStream[bytes], reader_left: anyio.Event
 ) -> AsyncGenerator[bytes, None]:
     """Yield an empty part, then the lines. Set `reader_left` when the generator ends. The caller

@@ -142,7 +142,7 @@ class ProcessSlot:
         code = 0
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch_status, process)
+                tasks.start_soon(self._watch_start_and_progress, process)
                 tasks.start_soon(self._stop_when_requested, process)
                 code = await process.wait()
                 tasks.cancel_scope.cancel()
@@ -158,7 +158,7 @@ class ProcessSlot:
             self._shared.has_drained = True
         return process.age
 
-    async def _watch_status(self, process: WorkerProcess) -> None:
+    async def _watch_start_and_progress(self, process: WorkerProcess) -> None:
         """Poll the status of the worker until it works. If there is a watchdog, continue to poll,
         and kill the worker if its services or its event loop make no progress."""
         timeout, interval = self._rules.watchdog_timeout, START_STATUS_POLL_INTERVAL

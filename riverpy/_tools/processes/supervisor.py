@@ -145,6 +145,7 @@ class WorkerSupervisor:
         return {slot.process.pid for slot in self._slots if slot.process is not None}
 
     async def _kill_all_after_third_signal(self, scope: anyio.CancelScope) -> None:
+        """Kill all workers when a third signal arrives, then cancel `scope`."""
         await self._forced_exit_event.wait()
         for slot in self._slots:
             slot.kill("a third signal arrived")

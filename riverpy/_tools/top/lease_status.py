@@ -86,7 +86,9 @@ async def read_lease_statuses(
         if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING_SQLSTATE:
             raise
         return ShownLeases([], 0, is_partial=False)
-    found = sorted((_make_lease_status(row, lease_map) for row in rows), key=_sort_key)
+    found = sorted(
+        (_make_lease_status(row, lease_map) for row in rows), key=_get_importance_sort_key
+    )
     left_out = max(len(found) - SHOWN_LEASES_MAX, 0)
     return ShownLeases(found[:SHOWN_LEASES_MAX], left_out, is_partial)
 
@@ -107,6 +109,6 @@ def _make_lease_status(row: HeldOrExpiredLeaseRow, lease_map: LeaseReportMap | N
     )
 
 
-def _sort_key(lease: LeaseStatus) -> tuple[bool, bool, float, str]:
+def _get_importance_sort_key(lease: LeaseStatus) -> tuple[bool, bool, float, str]:
     age = 0.0 if lease.lag is None or lease.lag.age is None else lease.lag.age
     return lease.state == "held", bool(lease.standbys), -age, lease.name

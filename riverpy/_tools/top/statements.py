@@ -33,7 +33,7 @@ class KindWithoutWorker(msgspec.Struct, frozen=True):
     queues: list[str]
 
 
-class RunningJobsRow(NamedTuple):
+class RunningJobCountRow(NamedTuple):
     """The running jobs of one client."""
 
     job_count: int
@@ -63,7 +63,7 @@ class QueueJobCountsRow(NamedTuple):
     `read_queue_job_counts`."""
 
 
-class EndedJobsRow(NamedTuple):
+class EndedJobCountsRow(NamedTuple):
     """The numbers of jobs of one queue that ended after `window_start`."""
 
     window_start: datetime
@@ -125,9 +125,9 @@ async def read_kinds_without_worker(
     return [KindWithoutWorker(*row) for row in rows]
 
 
-async def read_running_jobs(
+async def read_running_job_counts(
     connection: Transaction, schema: str | None, *, count_limit: int, damaged_job_ids: Sequence[int]
-) -> dict[str, RunningJobsRow]:
+) -> dict[str, RunningJobCountRow]:
     """Return the number of running jobs and the longest run time of each client, by client id. The
     client id is "" for jobs whose client is not known.
 
@@ -137,7 +137,7 @@ async def read_running_jobs(
     rows = await get_query("top", "top_running", schema).fetch(
         connection, cap=count_limit, skipped=damaged_job_ids
     )
-    return {row[0]: RunningJobsRow(row[1], row[2]) for row in rows}
+    return {row[0]: RunningJobCountRow(row[1], row[2]) for row in rows}
 
 
 async def read_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
@@ -177,14 +177,14 @@ async def read_queue_job_counts(
     return [QueueJobCountsRow(*row) for row in rows]
 
 
-async def read_ended_jobs(
+async def read_ended_job_counts(
     connection: Transaction,
     schema: str | None,
     *,
     window: timedelta,
     count_limit: int,
     damaged_job_ids: Sequence[int],
-) -> list[EndedJobsRow]:
+) -> list[EndedJobCountsRow]:
     """Return for each queue how many jobs ended within the last `window`. If no job ended, there is
     one row without a queue.
 
@@ -195,7 +195,7 @@ async def read_ended_jobs(
     rows = await get_query("top", "top_ended_jobs", schema).fetch(
         connection, window=window.total_seconds(), cap=count_limit, skipped=damaged_job_ids
     )
-    return [EndedJobsRow(*row) for row in rows]
+    return [EndedJobCountsRow(*row) for row in rows]
 
 
 async def count_pending_and_finished_jobs(

@@ -32,16 +32,16 @@ from riverpy._tools.reads import (
 )
 from riverpy._tools.top.lease_status import LeaseStatus, ShownLeases, read_lease_statuses
 from riverpy._tools.top.statements import (
-    EndedJobsRow,
+    EndedJobCountsRow,
     KindWithoutWorker,
     QueueJobCountsRow,
-    RunningJobsRow,
+    RunningJobCountRow,
     count_pending_and_finished_jobs,
-    read_ended_jobs,
+    read_ended_job_counts,
     read_kinds_without_worker,
     read_queue_job_counts,
     read_queue_names,
-    read_running_jobs,
+    read_running_job_counts,
     read_time_and_job_count,
     set_statement_timeout,
 )
@@ -248,7 +248,7 @@ class StatusReader:
     async def _ensure_connection(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._url, through_pooler=True)
-            await self._statements.check_tables(self._connection, self._url)
+            await self._statements.check_server_and_tables(self._connection, self._url)
         return self._connection
 
 
@@ -263,7 +263,7 @@ class StatusReaderOnConnection:
         """The jobs that the server cannot read. The key is the job id, the value is the server's
         error."""
 
-    async def check_tables(self, connection: Transaction, url: str | None) -> None:
+    async def check_server_and_tables(self, connection: Transaction, url: str | None) -> None:
         """Check that the server is the primary and has River's tables. Find out which of riverpy's
         own tables exist. Call this before the first `read`.
 
@@ -329,7 +329,7 @@ class StatusReaderOnConnection:
 
     async def _read_job_counts(
         self, connection: Transaction, queue_names: Sequence[str], count_limit: int
-    ) -> tuple[list[EndedJobsRow], list[QueueJobCountsRow], dict[str, RunningJobsRow]]:
+    ) -> tuple[list[EndedJobCountsRow], list[QueueJobCountsRow], dict[str, RunningJobCountRow]]:
         schema = self._schema
         errors = await find_damaged_jobs(connection, schema, list(self._damaged_job_errors))
         self._damaged_job_errors = errors
@@ -338,7 +338,7 @@ class StatusReaderOnConnection:
             schema,
             sorted(FINAL_STATES),
             errors,
-            read_ended_jobs,
+            read_ended_job_counts,
             window=RATE_WINDOW,
             count_limit=ENDED_JOBS_MAX,
         )
@@ -359,7 +359,7 @@ class StatusReaderOnConnection:
             schema,
             ("running",),
             errors,
-            read_running_jobs,
+            read_running_job_counts,
             count_limit=RUNNING_JOBS_MAX,
         )
         return ended, rows, running
@@ -435,7 +435,7 @@ def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
 def queue_statuses(
     read_at: datetime,
     queue_rows: Sequence[QueueJobCountsRow],
-    ended_rows: Sequence[EndedJobsRow],
+    ended_rows: Sequence[EndedJobCountsRow],
     clients: Sequence[ClientRow] | None,
 ) -> list[QueueStatus]:
     """Return the status of each queue."""
@@ -444,7 +444,7 @@ def queue_statuses(
         completed_jobs=0, started_attempts=0, failed_attempts=0, wait_p95_seconds=None
     )
     workers = Counter(name for client in clients or [] if client.is_alive for name in client.queues)
-    slots = None if clients is None else _slots_by_queue(clients)
+    slots = None if clients is None else _slot_count_by_queue(clients)
     statuses: list[QueueStatus] = []
     for row in queue_rows:
         end, due_at = by_queue.get(row.name, nothing), row.oldest_due_at
@@ -471,7 +471,7 @@ def queue_statuses(
     return statuses
 
 
-def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
+def _slot_count_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
     """Return the number of slots that live clients have for each queue. The number is None if a
     client of the queue does not report its slots."""
     found: dict[str, int | None] = {}
@@ -485,11 +485,11 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
 
 
 def worker_statuses(
-    clients: Sequence[ClientRow], running_jobs: dict[str, RunningJobsRow]
+    clients: Sequence[ClientRow], running_jobs: dict[str, RunningJobCountRow]
 ) -> list[WorkerStatus]:
     """Return the status of the registered clients, followed by the status of other clients that run
     jobs."""
-    idle = RunningJobsRow(0, None)
+    idle = RunningJobCountRow(0, None)
     registered = [
         WorkerStatus(
             client_id=client.client_id,
@@ -519,6 +519,7 @@ def worker_statuses(
 
 
 def _worker_state(client: ClientRow) -> str:
+    """Return `alive`, `stopping` or, without a recent heartbeat, `silent`."""
     if not client.is_alive:
         return "silent"
     return "stopping" if client.is_stopping else "alive"

@@ -173,7 +173,7 @@ async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
             async with member(rig, "b", "mail", **LONG) as b:
                 engine: Any = b.client._run._election_manager.lease_engine  # type: ignore[union-attr]
                 engine.lease_denied.init()
-                engine.wake_all_callers()  # its first attempt may have ended
+                engine.wake_all_waiting_callers()  # its first attempt may have ended
                 with anyio.fail_after(PATIENCE):
                     await engine.lease_denied.wait()
                 a.client.stop()

@@ -11,7 +11,7 @@ import pytest
 
 from riverpy._postgres.sql_files import (
     get_query,
-    get_query_with_parts,
+    get_query_with_conditional_parts,
     load_statements,
     sql_directory,
 )
@@ -83,7 +83,9 @@ def names_of(sent: list[Sent], schema: Schema) -> set[str]:
     its text. BEGIN, COMMIT and LISTEN are left out."""
     known = {text: name for place in (schema.name, None) for name, text in texts(place).items()}
     for parts in (frozenset[str](), frozenset({"leases"})):
-        beat = get_query_with_parts("riverpy_client", "client_heartbeat", schema.name, parts)
+        beat = get_query_with_conditional_parts(
+            "riverpy_client", "client_heartbeat", schema.name, parts
+        )
         known[beat.text] = "client_heartbeat"
     plain = ("BEGIN", "COMMIT", "LISTEN")
     return {known.get(text, text) for _, text in sent if not text.startswith(plain)}

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._tools.doctor import server, session, snapshot, storage
-from riverpy._tools.doctor.finding import fail_finding, with_check_name
+from riverpy._tools.doctor.finding import add_check_name, fail_finding
 from riverpy.cli import main
 from riverpy.cli.doctor import _print_finding
 from tests.cli.worker_process import RIVERPY, environment
@@ -128,7 +128,7 @@ async def test_text(schema: Schema, doctor: Doctor) -> None:
 
 def test_wrapping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a terminal a long line is wrapped and indented."""
-    (finding,) = with_check_name(
+    (finding,) = add_check_name(
         "kinds", [fail_finding("one two three four five six", "seven eight nine ten")]
     )
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

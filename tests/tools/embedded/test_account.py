@@ -13,7 +13,7 @@ import pytest
 
 from riverpy._tools.embedded import account as _account
 from riverpy._tools.embedded.account import ServerSystemUser
-from riverpy._tools.embedded.binaries import make_installation_runnable
+from riverpy._tools.embedded.binaries import copy_installation_if_not_runnable
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.errors import DatabaseError
 from tests.tools.embedded._help import mode, postmaster_pid, query, wait_for_end
@@ -103,7 +103,9 @@ def test_ordinary_user_runs_it(base: Path, server: EmbeddedPostgres) -> None:
     place.mkdir()
     os.chown(place, user, user)
     account = ServerSystemUser("nobody", user, user)
-    programs = make_installation_runnable(account, server._installation, base).program_directory
+    programs = copy_installation_if_not_runnable(
+        account, server._installation, base
+    ).program_directory
     assert run_as(user, STARTS, place, programs) == str(user)
     assert mode(next(place.glob("u-pg*"))) == 0o700
 
