@@ -134,8 +134,8 @@ def _make_fenced_out_error() -> FencedOutError:
 
 
 class TermFence(LeaderTerm):
-    """The term of a leader, for the maintenance services. These services write only in transactions
-    of the method `transaction`."""
+    """The term of a leader, for the maintenance services. A service writes to the database only in
+    a `transaction`, so that it writes nothing after the end of the term."""
 
     @asynccontextmanager
     async def transaction(

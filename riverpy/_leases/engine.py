@@ -145,8 +145,8 @@ class LeaseEngine:
 
     @property
     def leases_with_running_work(self) -> list[Lease]:
-        """The leases that have ended although their work still runs. Earlier engines of the client,
-        or `close` of this engine, have ended these leases."""
+        """The leases that an earlier engine of this client, or `close` of this engine, has ended
+        although their work still runs."""
         return [lease for lease in self._leases_with_running_work if lease.is_used]
 
     def is_standby_for(self, name: str) -> bool:

@@ -50,8 +50,8 @@ class DueJobs:
         self._producers = producers
         self._read_requested = asyncio.Event()
         self._own_due_times: set[DueTime] = set()
-        """The times at which retries and snoozed jobs of this run become due, as half seconds of
-        the monotonic clock."""
+        """The times at which retries and snoozed jobs of this run become due, in seconds of the
+        monotonic clock, rounded up to half a second."""
 
     def plan_claim(self, queue: str, delay: float) -> None:
         """Claim jobs of a queue in `delay` seconds, if this client works the queue."""

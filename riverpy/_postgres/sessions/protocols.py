@@ -145,5 +145,5 @@ BlockingTransaction: TypeAlias = (
     | DjangoConnection
     | str
 )
-"""What a caller passes as `tx=` to `riverpy.sync.Client`. A text is an alias of Django's
-DATABASES."""
+"""What a caller passes as `tx=` to `riverpy.sync.Client`. A text is the alias of a database in
+Django's setting DATABASES."""

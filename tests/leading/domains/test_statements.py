@@ -37,6 +37,7 @@ SENT = {
     "index_lock",
     "job_claim",
     "job_due",
+    "job_due_times",
     "job_expired",
     "job_running_of",
     "job_states_to_clean",
