@@ -56,7 +56,7 @@ from riverpy.executions import Claim, Execution, ExecutionState
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-    from riverpy._postgres.driver import PoolConnection, Transaction
+    from riverpy._postgres.driver import Connection, PoolConnection, Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
 
 KEY_RETENTION_DEFAULT = timedelta(days=30)
@@ -110,7 +110,8 @@ class RunOnceMethods(ClientMethods):
     async def run_once(
         self,
         key: str,
-        fn: Callable[[PoolConnection], Awaitable[ResultT]],
+        fn: Callable[[PoolConnection], Awaitable[ResultT]]
+        | Callable[[Connection], Awaitable[ResultT]],
         *,
         kept: timedelta | None = ...,
         wait: timedelta = ...,

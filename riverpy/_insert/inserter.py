@@ -304,8 +304,6 @@ class Inserter:
         args, rows = self._make_rows(params)
         if any(row.replace is not None for row in rows):
             raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
-        if tx is not None and get_recorder() is None:
-            require_copy_support(validate_and_adapt_tx(tx))
         return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
     def _make_rows(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
@@ -550,6 +548,7 @@ class Inserter:
     async def _send_copy_statement(
         self, connection: Transaction, rows: list[InsertRow], to_notify: QueuesToNotify
     ) -> int:
+        require_copy_support(connection)
         rows = sorted(rows, key=_get_row_sort_key)
         is_in_transaction = connection.is_in_transaction()
         with translate_insert_errors(connection if is_in_transaction else None, in_savepoint=True):

@@ -22,6 +22,7 @@ from riverpy import (
     Config,
     ConfigError,
     ExecutionState,
+    InsertError,
     InsertManyParams,
     InsertOpts,
     NotFoundError,
@@ -73,7 +74,11 @@ async def test_calls(client: riverpy.sync.Client, schema: Schema) -> None:
     assert client.insert(ARGS, UNIQUE).unique_skipped_as_duplicate
     with pytest.raises(NotFoundError):
         client.job_cancel(0)
-    if "engine" not in type(client._database).__module__:  # pyright: ignore[reportPrivateUsage]
+    if "engine" in type(client._database).__module__:  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(InsertError, match="uses COPY, which SQLAlchemy does not have"):
+            client.insert_many_fast([InsertManyParams(RawArgs("other", "{}"))])
+        assert len(await schema.jobs()) == 1
+    else:
         assert client.insert_many_fast([InsertManyParams(RawArgs("other", "{}"))] * 2) == 2
         with pytest.raises(UniqueConflictError):
             client.insert_many_fast([InsertManyParams(ARGS, UNIQUE)])
