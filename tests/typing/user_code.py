@@ -163,6 +163,10 @@ async def count_objects(session: AsyncSession) -> int:
     return len(session.new)
 
 
+async def count_queues(connection: asyncpg.Connection[asyncpg.Record]) -> int:
+    return await connection.fetchval("select count(*) from river_queue")
+
+
 async def count_rows(connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record]) -> int:
     """An effect in a transaction of the client."""
     return len(await connection.fetch("select 1"))
@@ -187,6 +191,7 @@ async def insert_in_transactions(
     await client.job_cancel(1, tx=connection)
     assert_type(await client.run_once("key", count_objects, tx=session), riverpy.Execution[int])
     assert_type(await client.run_once("key", count_rows), riverpy.Execution[int])
+    assert_type(await client.run_once("key", count_queues), riverpy.Execution[int])
 
 
 async def insert_anywhere(client: riverpy.Client, tx: riverpy.Transaction) -> None:
