@@ -75,12 +75,14 @@ async def test_failed_start_leaves_no_connection(
     rig = Rig(schema)
 
     rig.register_task()
+    started_at = await schema.fetchval("SELECT clock_timestamp()")
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="no LISTEN"):
         await rig.client().run()
     await rig.until(
-        "SELECT count(*) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND application_name ~ '^riverpy'",
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name ~ '^riverpy' AND backend_start > $1",  # a test may have left some
         0,
+        started_at,
     )
 
 
