@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,13 +131,8 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(tryfirst=True)  # before the hook that sets a timeout for a build
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the tests whose timeout is longer than most, so that a run does not end with one
-    of them. Mix the files, so that tests that wait run beside tests that compute."""
-    items.sort(key=lambda item: (-max(limit(item), TEST_LIMIT), _mixed_order(item)))
-
-
-def _mixed_order(item: pytest.Item) -> int:
-    """Return a number for the file of a test, the same in each run and far from its neighbours'."""
-    return zlib.crc32(item.nodeid.partition("::")[0].encode())
+    of them."""
+    items.sort(key=lambda item: max(limit(item), TEST_LIMIT), reverse=True)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
