@@ -115,7 +115,11 @@ def find_postmaster_pid(data_directory: Path) -> int | None:
     So the function also checks that the command line of the process contains the data directory.
     """
     pid = _read_pid_file(data_directory / "postmaster.pid")
-    return pid if pid and f" -D {data_directory} " in f"{_read_command_line(pid)} " else None
+    return pid if pid and _is_postmaster(pid, data_directory) else None
+
+
+def _is_postmaster(pid: int, data_directory: Path) -> bool:
+    return f" -D {data_directory} " in f"{_read_command_line(pid)} "
 
 
 def _read_pid_file(path: Path) -> int | None:
@@ -177,7 +181,8 @@ def stop_postmaster(data_directory: Path) -> bool:
     for kind in (signal.SIGINT, signal.SIGQUIT):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, kind)
-        if wait_until(lambda: find_postmaster_pid(data_directory) != pid, SERVER_STOP_TIMEOUT):
+        # The postmaster removes its pid file before it writes the last line of its log.
+        if wait_until(lambda: not _is_postmaster(pid, data_directory), SERVER_STOP_TIMEOUT):
             return True
     raise TimeoutError(f"process {pid} did not end within {2 * SERVER_STOP_TIMEOUT:.0f} s")
 
