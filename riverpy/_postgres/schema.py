@@ -20,7 +20,12 @@ from riverpy._log_events import (
 )
 from riverpy._names import validate_schema_name_length
 from riverpy._postgres.driver import check_server_version
-from riverpy._postgres.sql_files import get_query, quote_identifier, sql_directory
+from riverpy._postgres.sql_files import (
+    explain_unreadable_files,
+    get_query,
+    quote_identifier,
+    sql_directory,
+)
 from riverpy._without_loop import fail_after
 from riverpy.errors import ConfigError, SchemaMissingError
 
@@ -98,8 +103,9 @@ class Migration:
 def list_migration_lines() -> Sequence[str]:
     """Return the migration lines in the order in which they are applied: the directories in
     `sql/migrations`."""
-    entries = sql_directory().joinpath("migrations").iterdir()
-    names = {entry.name for entry in entries if entry.is_dir()}
+    with explain_unreadable_files():
+        entries = sql_directory().joinpath("migrations").iterdir()
+        names = {entry.name for entry in entries if entry.is_dir()}
     return MAIN_MIGRATION_LINE, *sorted(names - {MAIN_MIGRATION_LINE})
 
 
@@ -113,10 +119,11 @@ def load_migrations(migration_line: str) -> Mapping[int, Migration]:
             f"riverpy has {', '.join(list_migration_lines())}"
         )
     texts: dict[tuple[int, str], dict[str, str]] = {}
-    for entry in sql_directory().joinpath("migrations", migration_line).iterdir():
-        if match := _MIGRATION_FILE_PATTERN.fullmatch(entry.name):
-            key = int(match[1]), match[2].replace("_", " ")
-            texts.setdefault(key, {})[match[3]] = entry.read_text("utf-8")
+    with explain_unreadable_files():
+        for entry in sql_directory().joinpath("migrations", migration_line).iterdir():
+            if match := _MIGRATION_FILE_PATTERN.fullmatch(entry.name):
+                key = int(match[1]), match[2].replace("_", " ")
+                texts.setdefault(key, {})[match[3]] = entry.read_text("utf-8")
     known = {
         version: Migration(version, name, up_sql=text["up"], down_sql=text["down"])
         for (version, name), text in sorted(texts.items())

@@ -24,12 +24,15 @@ A block without includes and conditional parts can be run in psql without change
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from riverpy.errors import ConfigError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from datetime import timedelta
 
     from asyncpg import Record
@@ -109,6 +112,19 @@ def sql_directory() -> Path:
     return packaged if packaged.is_dir() else package.with_name("sql")
 
 
+@contextmanager
+def explain_unreadable_files() -> Generator[None]:
+    """Raise ConfigError if an SQL file cannot be read in the `with` block. An OSError would be
+    taken for a lost connection to the database."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"riverpy cannot read its own SQL file {error.filename}: {error.strerror}. "
+            "Install riverpy again, as files and not as a zip file."
+        ) from error
+
+
 def quote_identifier(name: str) -> str:
     """Return `name` as a double-quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
@@ -153,9 +169,9 @@ def load_statements(file: str) -> dict[str, str]:
     condition on the queue. Under the name of the block there is no condition. With `_in_queues`
     after the name, the condition accepts only the queues in the parameter `queues`. With
     `_except_queues`, it accepts all queues except these."""
-    parts = _STATEMENT_NAME_PATTERN.split(
-        sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
-    )
+    with explain_unreadable_files():
+        text = sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
+    parts = _STATEMENT_NAME_PATTERN.split(text)
     found: dict[str, str] = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         for suffix, condition in _QUEUE_CONDITION_BY_SUFFIX.items():

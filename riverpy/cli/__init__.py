@@ -71,7 +71,8 @@ class CommandGroup(click.Group):
         **extra: Any,
     ) -> click.Context:
         arguments = tuple(args)  # click removes the arguments from `args`
-        context = super().make_context(info_name, args, parent, **extra)
+        with translate_to_command_errors():  # --help and --version print here
+            context = super().make_context(info_name, args, parent, **extra)
         context.meta[COMMAND_ARGUMENTS_KEY] = arguments
         return context
 

@@ -242,6 +242,15 @@ def test_closed_stdout_is_no_traceback() -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_full_disk(option: str) -> None:
+    """Text that cannot be written is an error on one line."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([RIVERPY, option], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "riverpy: No space left on device\n")
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_stream(schema: Schema, closed: str) -> None:
     """A standard stream that is closed costs no more than what would go through it: the command

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,20 @@ def test_modules_have_docstrings(trees: dict[str, ast.Module]) -> None:
         if not ast.get_docstring(tree)
     ]
     assert mute == []
+
+
+def test_packages_can_be_listed() -> None:
+    """A tool can import each package of riverpy, without Django settings."""
+    code = (
+        "import pkgutil, riverpy; "
+        "print(len(list(pkgutil.walk_packages(riverpy.__path__, 'riverpy.'))))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 400
 
 
 def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
