@@ -91,11 +91,6 @@ class FleetPublisher:
         """Wake the task that sends events."""
         self._woken.set()
 
-    @property
-    def has_followers(self) -> bool:
-        """Whether at least one client wants to receive the events of this client."""
-        return bool(self._announcements)
-
     def subscribe_to(self, notifier: Notifier) -> None:
         """Receive the announcements of followers from a notifier."""
         notifier.subscribe(FOLLOW_TOPIC, self.receive_announcement)
