@@ -1,5 +1,5 @@
-"""Runs code inside middleware. Each middleware receives a function `do_inner`, which runs the next
-middleware. The `do_inner` of the last middleware runs the code itself."""
+"""Runs code inside a chain of middleware. Each middleware receives a function `do_inner`, which
+runs the next middleware. The `do_inner` of the last middleware runs the code."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ResultT = TypeVar("ResultT")
 
 
 class DoInner(Generic[ResultT]):
-    """The function `do_inner` that one middleware receives. It runs the inner code: the next
-    middleware, or the code itself. The middleware must call it exactly once."""
+    """The function `do_inner` that one middleware receives and must call exactly once. It runs the
+    inner code: the next middleware or, in the last middleware, the code that the chain wraps."""
 
     result: ResultT
     """The result of the inner code. This attribute is set when the inner code has returned."""
@@ -76,7 +76,8 @@ class DoInner(Generic[ResultT]):
         the middleware has returned.
 
         Raises:
-            RuntimeError: the middleware did not call `do_inner`, or did not await its end.
+            RuntimeError: the middleware did not call `do_inner`, or returned before `do_inner` had
+                ended.
         """
         if not self._has_inner_started:
             raise RuntimeError(
@@ -99,8 +100,8 @@ class DoInner(Generic[ResultT]):
         await run_despite_cancellation(partial(asyncio.wait, [task]))
 
     def close(self) -> None:
-        """Refuse later calls of `do_inner`. Drop the error, because its traceback contains a
-        reference to this object."""
+        """Refuse later calls of `do_inner`. Also delete the stored error, to break the reference
+        cycle of this object and the error's traceback."""
         self._is_closed, self._inner_error = True, None
 
 
@@ -111,14 +112,15 @@ async def run_middleware(
     *,
     may_suppress_errors: bool,
 ) -> ResultT:
-    """Run `inner` inside the middleware. The first middleware is the outermost.
+    """Run `inner` inside a chain of middleware.
 
     Args:
-        middleware: the middleware to run, the outermost first.
+        middleware: the middleware of the chain, the outermost first.
         call_middleware: calls one middleware with its `do_inner`.
         inner: the code to run inside all middleware.
-        may_suppress_errors: whether a middleware may suppress an error of its inner code. If so,
-            the result is None after such an error. If not, the error is raised again.
+        may_suppress_errors: whether a middleware may suppress an error of its inner code. True:
+            the result is None if a middleware suppressed an error. False: a suppressed error is
+            raised again.
 
     Raises:
         RuntimeError: a middleware did not call and await `do_inner` exactly once.

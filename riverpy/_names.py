@@ -1,7 +1,8 @@
 """The rules for names: queues, kinds, tags, schemas, client ids, leases and keys.
 
-The patterns accept the same names as River's. Each pattern must match the whole text, and does so
-in linear time. Letters and digits are ASCII only.
+The patterns for River's names, such as queues, kinds and tags, accept the same names as River does.
+Each pattern must match the whole name. The time of a match is linear in the length of the name.
+Except in client ids and keys, all letters and digits must be ASCII.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ SCHEMA_NAME_TOO_LONG_TEXT = (
     "notification channels contain it"
 )
 DEFAULT_DOMAIN = "default"
-"""The leader domain of clients that set no `leader_domain`. The lease of its leader is the row in
-River's `river_leader`."""
+"""The leader domain of clients that set no `leader_domain`. The lease of this domain is the row in
+River's table `river_leader`."""
 LEASE_NAME_LENGTH_MAX = 100
 STEP_METADATA_KEY = "river:resumable_step"
 """The metadata key under which a job stores the name of its last completed step."""
@@ -39,24 +40,24 @@ KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
 """The metadata key under which a job stores the results of its steps with `keep=True`. The value is
 a JSON object with step names as keys, and any JSON as values. River does not store results."""
 QUOTED_STEP_METADATA_KEY_PREFIX = '"river:resumable_'
-"""The start of the metadata keys for steps and cursors, with the quotation mark of JSON. If the
-JSON text of a job's metadata lacks this text, the job has stored no step and no cursor. This check
-is faster than decoding the JSON text."""
+"""The common start of STEP_METADATA_KEY and CURSORS_METADATA_KEY, with JSON's quotation mark. If
+the JSON text of a job's metadata does not contain this string, the job has stored no step and no
+cursor. A search for this string is faster than decoding the JSON text."""
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 """The metadata key of the time at which a job expires, by the server's clock. From this time on, no
 attempt of the job starts. The value is a text such as `2026-01-31T18:00:00.000000Z`."""
 PERIODIC_RUN_METADATA_KEY = "riverpy:periodic_run"
-"""The metadata key under which the leader stores why it inserted a job for a periodic job, and for
-which time. The value is a `PeriodicInsertReason` as JSON. River does not store this key."""
+"""The metadata key for the reason why the leader inserted a job for a periodic job. The value is a
+`PeriodicInsertReason` as JSON. River does not store this key."""
 SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""
 USER_LEASE_NAME_PREFIX = "s:"
-"""The prefix of the names of users' leases in the table of leases: leases of singletons, and leases
-that the user's code acquires."""
+"""In the table of leases, the names of users' leases start with this prefix. Users' leases are the
+leases of singletons, and the leases that the user's code acquires."""
 DOMAIN_LEASE_NAME_PREFIX = "d:"
-"""The prefix of the names of domains' leases in the table of leases. The holder of such a lease is
-the leader of the domain."""
+"""In the table of leases, the names of domains' leases start with this prefix. The holder of a
+domain's lease is the leader of the domain."""
 
 _QUEUE_PATTERN = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _QUEUE_RULE = "must have lower-case letters and digits, in groups joined by a single '_' or '-'"
@@ -120,8 +121,8 @@ def validate_schema_name(name: str) -> None:
 
 
 def validate_schema_name_length(name: str) -> None:
-    """Raise ConfigError unless the name has at most 46 bytes. This is also called for a schema that
-    the search path selects."""
+    """Raise ConfigError unless the schema's name has at most 46 bytes. If the user passes no name,
+    the name is that of the schema that the search path selects."""
     length = len(name.encode("utf-8", "replace"))
     if length > SCHEMA_NAME_LENGTH_MAX:
         raise ConfigError(f"{SCHEMA_NAME_TOO_LONG_TEXT}, got {length}: {name[:80]!r}")
@@ -163,7 +164,8 @@ def _validate_text(
     subject: str, value: object, length_max: int, pattern: re.Pattern[str], rule_text: str
 ) -> None:
     """Raise ConfigError unless the value is a text of 1 to `length_max` characters that matches the
-    pattern. The error texts begin with `subject`, and `rule_text` describes the pattern."""
+    pattern. The error texts begin with `subject`. `rule_text` describes the pattern for the error
+    text."""
     if not isinstance(value, str):
         raise ConfigError(f"{subject} must be a string, got {type(value).__name__}")
     if not value:

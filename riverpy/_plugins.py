@@ -80,8 +80,8 @@ def enter_blocking_job_contexts() -> Generator[None]:
 
 class PluginLists:
     """The hooks and middleware of a client or args class, in one list for each method that riverpy
-    calls. In each list, the plugins come before the hooks or the middleware. Otherwise the objects
-    keep the order in which they were passed."""
+    calls. In each list, the plugins come before the hooks or the middleware. Plugins, hooks and
+    middleware are each in the order in which they were passed."""
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ def check_worker_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) 
 
 
 def _read_class_variable(args_class: object, name: str) -> Sequence[Any]:
-    """Return the class variable `name` of an args class, or an empty list. If the class has a field
-    of this name, the field is an ordinary arg of the job, so the list is empty."""
+    """Return the class variable `name` of an args class, or an empty sequence if the class has no
+    such variable. A field of this name does not count, because it is an argument of the job."""
     fields: tuple[str, ...] = getattr(args_class, "__struct_fields__", ())
     if isinstance(args_class, type) and dataclasses.is_dataclass(args_class):
         fields = tuple(field.name for field in dataclasses.fields(args_class))

@@ -1,6 +1,6 @@
-"""Chooses the maintenance services that a client runs during a term: its time as leader of a
-domain, or as holder of the schema lease. If you add a service, add it to a list in this module, and
-add its module to the layers of `_maintenance` in pyproject.toml."""
+"""Chooses the maintenance services that a client runs during a term. A term is the time for which a
+client is the leader of a domain, or holds the schema lease. If you add a service, add it to a list
+in this module, and add its module to the layers of `_maintenance` in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 class LeaderFunctionService(MaintenanceService):
     """Runs a user's function while this client is the leader. If the function returns, it runs
-    again only in the next term as leader. If it raises an error, it runs again after a delay."""
+    again only when this client becomes leader again. If the function raises an error, it runs again
+    after a delay."""
 
     def __init__(self, context: TermContext, function: LeaderFunction) -> None:
         self.name = f"leader function {function.name}"
@@ -51,8 +52,8 @@ class LeaderFunctionService(MaintenanceService):
 
 
 class DefaultLeaderChangeCheck(MaintenanceService):
-    """Ends this client's term as holder of the schema lease when the leader of the domain `default`
-    has changed. The check runs at the interval of lease renewals."""
+    """Checks at the interval of lease renewals whether the leader of the domain `default` has
+    changed since this client acquired the schema lease. If so, the client gives up the lease."""
 
     name = "default leader check"
 
@@ -97,7 +98,7 @@ def make_schema_services(
     context: TermContext, heartbeat: HeartbeatWriter, *, should_reindex: bool
 ) -> list[MaintenanceService]:
     """Return the services of a client that holds the schema lease. `should_reindex`: whether the
-    list includes the reindexer."""
+    list includes the reindexers."""
     return [
         *_make_queue_services(context, heartbeat),
         *_make_cleaner_services(context, heartbeat),
@@ -128,5 +129,6 @@ def _make_cleaner_services(
 
 
 def _get_unbroken_contact_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
-    """Return the heartbeat's contact time function; None if the client is not registered."""
+    """Return the function that measures for how many seconds this client has had contact with the
+    server without a break. None: this client is not registered."""
     return None if heartbeat.registered_at is None else heartbeat.unbroken_contact_seconds

@@ -39,8 +39,9 @@ batch is doubled."""
 ROW_BY_ROW_BATCH_SIZE_MAX = 100
 """A failed batch of at most this many rows is sent again row by row."""
 ROW_BY_ROW_SELECTION_SIZE_MAX = 10
-"""Some statements select their rows themselves, up to a limit, for example a claim of jobs. If such
-a statement fails and its limit was at most this number, the next statement has the limit 1."""
+"""Some statements, for example a claim of jobs, select up to a limit of rows themselves. If one of
+these statements fails, and its limit was at most this number, the next statement selects only one
+row."""
 REPEATED_ERROR_WINDOW = 60.0
 """Two errors of the same kind within this number of seconds count as a repeated error."""
 FAILED_BATCHES_BEFORE_PAUSE = 8
@@ -77,10 +78,11 @@ def find_error_cause(error: Exception) -> ErrorCause:
 
 
 class RepeatedErrorDetector:
-    """Finds repeated errors of one kind of statement.
+    """Decides whether a row may be the cause of a statement's error. For example, a row may have a
+    damaged value, or a trigger may fail for the row.
 
-    Most errors are not repeated, for example a deadlock or a lost connection. A repeated error may
-    be caused by a row, for example by a damaged value or a trigger that fails.
+    If an error does not show its cause, a row may be the cause only if the error is repeated. Most
+    errors with other causes, for example a deadlock or a lost connection, are not repeated.
     """
 
     def __init__(self) -> None:
@@ -90,8 +92,8 @@ class RepeatedErrorDetector:
     def record_and_check_if_caused_by_row(
         self, error: Exception, *, is_retry: bool = False
     ) -> bool:
-        """Record the error. Return whether a row may be the cause. `is_retry`: the statement has a
-        single row, which has failed in a statement of its own before."""
+        """Record the error of a statement. Return whether a row may be the cause. `is_retry`:
+        whether the statement had a single row, which had already failed alone before."""
         if not isinstance(error, DATABASE_ERRORS):
             return False
         cause = find_error_cause(error)
@@ -104,7 +106,8 @@ class RepeatedErrorDetector:
 
 
 def _get_error_kind(error: Exception) -> str:
-    """Return the kind of an error. Two errors of one kind count as a repeated error."""
+    """Return the kind of an error: `connection` for a lost connection, otherwise the SQLSTATE, or
+    the name of the error's type if there is no SQLSTATE."""
     if is_connection_loss(error):
         return "connection"
     sqlstate = getattr(error, "sqlstate", None) if isinstance(error, PostgresError) else None
@@ -120,9 +123,8 @@ class AdaptiveBatchSize:
         self.row_count_max = self.row_count = row_count_max
         self._statement_timeout = statement_timeout
         self._suspect_row_count = 0
-        """Set by `shrink_after_failed_selection`: one of the next rows made a statement fail, and
-        this is the number of rows among which that row is. While the number is above 0, the size
-        does not grow."""
+        """One of this many next rows has probably made a statement fail. While the number is above
+        0, the size does not grow. `shrink_after_failed_selection` sets the number."""
 
     @property
     def is_at_maximum(self) -> bool:
@@ -145,9 +147,9 @@ class AdaptiveBatchSize:
         self.row_count = max(failed_row_count // 2, 1)
 
     def shrink_after_failed_selection(self, failed_row_count: int) -> None:
-        """Reduce the size after a statement has failed that selected up to `failed_row_count` rows
-        itself. The next statements select the same rows first, so one of them may fail too. The
-        size grows again only after `failed_row_count` rows were sent."""
+        """Reduce the size after the failure of a statement that selected up to `failed_row_count`
+        rows itself. The next statements select the same rows first, so they may fail too. The size
+        grows again only after `failed_row_count` rows were sent, or after `allow_growth`."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
             math.isqrt(failed_row_count) if failed_row_count > ROW_BY_ROW_SELECTION_SIZE_MAX else 1
@@ -183,8 +185,8 @@ class BatchStatement(Generic[RowT]):
     count_rows_that_fit: Callable[[list[RowT]], int] = len
     """Returns how many of these rows, from the first one on, fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
-    """Returns whether a row may be the cause of an error. If this attribute is None,
-    RepeatedErrorDetector decides."""
+    """Returns whether a row may be the cause of an error. If this attribute is None, the sender
+    uses its RepeatedErrorDetector."""
     row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
     """A failed batch of at most this many rows is sent again row by row."""
 
@@ -217,10 +219,10 @@ class BatchSender(Generic[RowT]):
             statement: the statement to send.
             batch_size: the size of batches.
             skipped_rows: keeps each row that fails in a statement of its own, until a retry
-                succeeds. None: such rows are not sent again.
-            on_row_skipped: called once for each row that fails in a statement of its own. It is
-                called at the first failure of a row that the server refuses, and at the second
-                failure of a row that is too slow. Without `skipped_rows`, it is always called at
+                succeeds. None: a row that fails in a statement of its own is not sent again.
+            on_row_skipped: called once for each row that fails in a statement of its own: at the
+                first failure if the server refuses the row, otherwise at the second failure (for
+                example if the row is too slow). If `skipped_rows` is None, it is always called at
                 the first failure.
             on_row_recovered: called when a row that was passed to `on_row_skipped` is sent
                 successfully.
@@ -291,12 +293,12 @@ class BatchSender(Generic[RowT]):
 
     @property
     def has_due_rows(self) -> bool:
-        """Whether a row waits to be sent. New rows and parts of failed batches count even while the
-        sender pauses. A skipped row counts if its retry is due."""
+        """Whether there is a new row, a part of a failed batch, or a skipped row whose retry is
+        due. A pause of the sender changes nothing."""
         return bool(self._new_rows or self._failed_batch_parts or self.can_send_now)
 
     def add_row(self, row: RowT) -> None:
-        """Add a row to be sent, unless it is already kept for a retry."""
+        """Add a row to be sent. Do nothing if the row is already kept for a retry."""
         if not self.skipped_rows or self._get_skipped_row_key(row) not in self.skipped_rows:
             self._new_rows.append(row)
 
@@ -442,7 +444,7 @@ def split_batch(
     rows: list[RowT], row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
 ) -> list[list[RowT]]:
     """Split a failed batch of N rows into parts of about sqrt(N) rows. If N is at most
-    `row_by_row_batch_size_max`, split it into single rows. With the default of 100, a failing row
-    is in a statement of its own after at most two more failed statements."""
+    `row_by_row_batch_size_max`, split the batch into single rows. With the default of 100, two
+    splits are enough to send each row of a batch of up to 10,000 rows alone."""
     size = math.isqrt(len(rows)) if len(rows) > row_by_row_batch_size_max else 1
     return [rows[start : start + size] for start in range(0, len(rows), size)]

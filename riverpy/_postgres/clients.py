@@ -35,16 +35,18 @@ class ClientRegistration(NamedTuple):
 
 
 class ElectionStatus(NamedTuple):
-    """Whether there is a leader, and whether a client could become one."""
+    """The leader of the domain `default`, and whether one domain (`default` or another) has a
+    client that can become its leader."""
 
     leader_id: str | None
-    """The id of the client that is the leader. None: there is no leader."""
+    """The id of the client that is the leader of `default`. None: there is no leader."""
     elected_at: str | None
-    """When the leader was elected, in RFC 3339."""
+    """When the leader of `default` was elected, in RFC 3339."""
     is_leader_riverpy: bool
-    """Whether the leader is a riverpy client."""
+    """Whether the leader of `default` is a riverpy client."""
     has_riverpy_candidate: bool
-    """Whether a riverpy client with a recent heartbeat takes part in leader election."""
+    """Whether a riverpy client with a recent heartbeat takes part in the leader election of the one
+    domain. It is also True if that domain is not `default` and has a leader."""
     leader_supports_domains: bool = True
     """Whether the leader of `default` has a riverpy version that supports domains."""
 
@@ -61,8 +63,8 @@ class LastHeartbeat(NamedTuple):
 
 
 class RegisteredClientRun(NamedTuple):
-    """The run of a client that is registered under a client id. A run lasts from the start of a
-    client to its stop."""
+    """A registered run of a client. A run lasts from the client's start to its stop. Only one run
+    at a time can be registered under a client id."""
 
     registered_at: int
     last_heartbeat: LastHeartbeat
@@ -130,9 +132,9 @@ async def client_write_heartbeat(
     again.
 
     Args:
-        lease_report: the leases for which the client waits, and the lags of the leases that it
-            holds (how much work is still to be done). None: write no report, because the table of
-            clients has no column for reports.
+        lease_report: the leases for which the client waits, and the lag of each lease that it
+            holds. The lag is the amount of work that the holder has not done yet. None: write no
+            report, because the table of clients has no column for reports.
     """
     values = {**registration._asdict(), "registered_at": registered_at}
     parts = frozenset[str]()
@@ -163,8 +165,8 @@ async def client_set_slot_counts(
     slot_counts: Sequence[int],
     stuck_job_ids: Sequence[int],
 ) -> None:
-    """Store the client's queues, the number of slots of each queue (how many of its jobs the client
-    runs at a time), and the ids of the client's stuck jobs."""
+    """Store the client's queues, its number of slots for each queue, and the ids of its stuck jobs.
+    The number of slots is the maximum number of the queue's jobs that the client runs at a time."""
     await get_query(_SQL_FILE, "client_set_slots", schema).execute(
         connection,
         client_id=client_id,
@@ -186,9 +188,10 @@ async def client_set_state(
     skipped_rows: Sequence[SkippedRowReport] = (),
     skipped_row_count: int = 0,
 ) -> None:
-    """Store the client's state (`working` or `stopping`) and the name of its process. Also store
-    which rows the client skips for a while, because statements with these rows have failed:
-    `skipped_rows` has reports on some of them, and `skipped_row_count` is the number of all."""
+    """Store the client's state (`working` or `stopping`), the name of its process, and reports on
+    the rows that the client skips for a while, because statements with these rows have failed.
+    `skipped_row_count` is the number of all skipped rows, but `skipped_rows` may have reports on
+    only some of these rows."""
     now = time.monotonic()
     await get_query(_SQL_FILE, "client_set_state", schema).execute(
         connection,
@@ -208,7 +211,8 @@ async def client_set_state(
 async def client_unregister(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Delete the row of a client, unless this client still holds the lease of the leader."""
+    """Delete the row of a client, unless this client still holds the lease in River's table
+    `river_leader`."""
     await get_query(_SQL_FILE, "client_unregister", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -245,10 +249,10 @@ async def client_lock_dead(
     raw_server_start_time: bytes,
 ) -> set[str]:
     """Lock the rows of dead clients until the end of the open transaction, so that these clients
-    cannot write a heartbeat. Return the ids of the locked clients. `last_heartbeats` has the ids of
-    the clients and their last heartbeats. A client that has written another heartbeat, or is
-    writing one, is not locked. No client is locked if the server was restarted after
-    `raw_server_start_time`."""
+    cannot write a heartbeat. Return the ids of the locked clients. `last_heartbeats` maps the id of
+    each dead client to its last heartbeat. A client that has written another heartbeat, or is
+    writing one, is not locked. If the server was restarted after `raw_server_start_time`, no client
+    is locked."""
     rows = await get_query(_SQL_FILE, "client_lock_dead", schema).fetch(
         connection,
         client_id=list(last_heartbeats),
@@ -271,9 +275,9 @@ async def client_find_registered(
 async def client_delete_dead_without_jobs(
     connection: Transaction, schema: str | None, last_heartbeats: Mapping[str, bytes]
 ) -> list[str]:
-    """Delete the rows of dead clients. `last_heartbeats` has their ids and last heartbeats. A
-    client that has written another heartbeat, or that has a running job, is kept. Return the ids of
-    the deleted clients."""
+    """Delete the rows of dead clients. Return the ids of the deleted clients. `last_heartbeats`
+    maps the id of each dead client to its last heartbeat. A client that has written another
+    heartbeat, or that has a running job, is kept."""
     rows = await get_query(_SQL_FILE, "client_delete_idle", schema).fetch(
         connection, client_id=list(last_heartbeats), heartbeat=list(last_heartbeats.values())
     )

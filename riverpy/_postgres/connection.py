@@ -40,18 +40,18 @@ RECONNECT_DELAY_MAX = timedelta(seconds=2)
 MAINTENANCE_STATEMENT_TIMEOUT = timedelta(seconds=4)
 """The server's `statement_timeout` for maintenance. A running statement of a dead leader delays the
 next leader by at most this time. The limit is shorter than riverpy's own timeout of a maintenance
-transaction. So a slow statement ends with an error of the server, and the connection stays
+transaction. So the server ends a slow statement before riverpy does, and the connection stays
 usable."""
 OUTAGE_EFFECT_TEXT = "jobs keep running, their results are kept, and the client keeps connecting"
 CLIENT_CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
 """While a statement runs, the server checks at this interval whether the connection still
 exists."""
 FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
-"""The timeout of `DedicatedConnection.open`, in seconds. It covers the connect, and the statements
-that set the session's settings."""
+"""The timeout of `DedicatedConnection.open`, in seconds. It includes the time for connecting, and
+for the statements that change the session's settings."""
 NEW_OUTAGE_AFTER_UNUSED_SECONDS = 60.0
-"""If a lost connection was not used for this number of seconds, its next failure is logged as a new
-outage."""
+"""If a lost connection fails again after it was not used for this number of seconds, the failure is
+logged as a new outage."""
 _BROKEN_SESSION_SQLSTATE_CLASSES = {"08", "53", "57", "58", "XX"}
 """SQLSTATE classes of errors after which a session may be unusable."""
 _READ_ONLY_SQLSTATE = "25006"
@@ -61,14 +61,14 @@ _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
 class StatementTimeoutError(TimeoutError):
     """Raised if riverpy's own timeout expired inside the block of `DedicatedConnection.acquire`,
-    i.e. while a statement ran. The block had at least half of the timeout for its statements. Any
+    i.e. while a statement ran. The block starts only if at least half of the timeout remains. Any
     other TimeoutError of `acquire` means that no statement was sent."""
 
 
 async def set_statement_timeout(connection: Connection, timeout: timedelta) -> None:
     """Set `statement_timeout`, and let the server check for lost connections. Without this check, a
-    statement that waits for a lock keeps waiting after its connection was cut. A shorter timeout
-    that the session already has stays in effect."""
+    statement keeps waiting for a lock after its connection was lost. A shorter timeout that the
+    session already has stays in effect."""
     statement = get_query("session", "session_limit", None)
     for name, value in (
         ("statement_timeout", timeout),
@@ -113,8 +113,8 @@ async def connect_for_maintenance(
     through_pooler: bool,
     password: PasswordSource | None = None,
 ) -> Connection:
-    """Make a connection for maintenance. It sets no `lock_timeout`, because each transaction sets
-    its own."""
+    """Make a connection for maintenance. The session gets no `lock_timeout`, because each
+    transaction sets its own."""
     # The planner overestimates the cost of these statements. JIT compilation would take longer than
     # it saves.
     return await connect_with_statement_timeout(
@@ -148,8 +148,8 @@ class ConnectionOutageTracker:
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether a connection is lost now, and this outage was logged. Then other failures need
-        not be logged as warnings."""
+        """Whether the start of an outage was logged, and a connection that is in use is still lost.
+        If so, callers need not log other failures as warnings."""
         return bool(self._lost_connections)
 
     def record_loss(self, connection_name: str, error: BaseException) -> None:
@@ -209,8 +209,8 @@ class ConnectionOutageTracker:
             self._unused_since_by_connection[connection_name] = time.monotonic()
 
     def _mark_used_again(self, connection_name: str) -> bool:
-        """Mark a connection as used again. Return whether it was lost, and became unused less than
-        `NEW_OUTAGE_AFTER_UNUSED_SECONDS` ago."""
+        """Mark a connection as used again. Return whether the connection was lost when it became
+        unused, and that was less than `NEW_OUTAGE_AFTER_UNUSED_SECONDS` ago."""
         unused_since = self._unused_since_by_connection.pop(
             connection_name, -NEW_OUTAGE_AFTER_UNUSED_SECONDS
         )
@@ -265,8 +265,8 @@ class DedicatedConnection:
         self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._last_connect_error = ""
-        """The error of the last connect, for error texts. Empty: it succeeded, or there was
-        none."""
+        """Why the last attempt to reconnect failed, for error texts. Empty: the attempt succeeded,
+        or there was no attempt yet."""
 
     @property
     def is_connected(self) -> bool:
@@ -281,9 +281,9 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection in the `async with` block for at most `timeout` seconds. No other task
-        can use it during this time. If the connection is lost, reconnect first, within the same
-        time. Error texts name `purpose`.
+        """Use the connection in the `async with` block. No other task can use the connection during
+        the block. If the connection is lost, reconnect first. Reconnecting and the block together
+        take at most `timeout` seconds. Error texts name `purpose`.
 
         After an error that may leave the session unusable, the connection is closed. If there is no
         connection after half of the time, no statement is sent, because the remaining time might be
@@ -363,8 +363,8 @@ class DedicatedConnection:
         return isinstance(error, DATABASE_ERRORS) or not self._through_pooler
 
     def mark_unused(self) -> None:
-        """Record that the connection is not used for a while. Then a logged outage can end before
-        this connection works again."""
+        """Record that the connection is not used for a while. So the end of an outage can be logged
+        although this connection is still lost."""
         self.outage_tracker.record_unused(self.name)
 
     async def close(self) -> None:

@@ -25,12 +25,12 @@ RESULT_LOCK_TIMEOUT = "100ms"
 """If a statement that stores results waits for a locked row for longer than this, it fails."""
 JOB_STATEMENT_TIMEOUT = timedelta(seconds=8)
 """The server's `statement_timeout` for claims and results of jobs. riverpy's own timeouts are
-longer. So a slow statement ends with an error of the server, and the connection stays usable."""
+longer. So the server ends a slow statement before riverpy does, and the connection stays usable."""
 
 
 class Connector:
-    """Makes the connections of one run of a client. Each method raises ConfigError or one of
-    DATABASE_ERRORS if it cannot connect."""
+    """Makes the connections of one run of a client. A method that cannot connect raises ConfigError
+    or one of DATABASE_ERRORS."""
 
     def __init__(
         self, url: str | None, config: Config, password: PasswordSource | None = None
@@ -75,8 +75,8 @@ class Connector:
 
     async def connect_for_inserts(self) -> Connection:
         """Return a connection for inserts. One statement may insert the jobs of several insert
-        calls. Each statement has a timeout of its own. A shorter `statement_timeout` of the
-        database role also applies."""
+        calls. The session gets no `statement_timeout`, because riverpy itself limits the time of
+        each statement. A shorter `statement_timeout` of the database role also applies."""
         connection = await connect(
             self._url,
             application_name="riverpy inserts",
@@ -105,7 +105,7 @@ class Connector:
         )
 
     async def connect_for_maintenance(self, application_name: str) -> Connection:
-        """Return a connection for the maintenance by the leader."""
+        """Return a connection for the maintenance services of a leader."""
         return await connect_for_maintenance(
             self._url,
             application_name,

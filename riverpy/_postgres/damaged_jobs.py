@@ -1,8 +1,8 @@
 """Reads jobs although the server cannot read some of them, because their data is damaged.
 
-If a value is damaged on the disk, each statement that reads the value fails for all its rows. After
-such an error riverpy searches for the damaged jobs. Then it sends the statement again, but does not
-read the wide columns (`attempted_by`, `errors`) of these jobs.
+If a value is damaged on the disk, a statement that reads the value fails, even if its other rows
+are not damaged. After the failure, riverpy searches for the damaged jobs. Then riverpy sends the
+statement again, but does not read the columns `attempted_by` and `errors` of the damaged jobs.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ _SQL_FILE = "river_job_damage"
 async def job_list_ids_by_state(
     connection: Transaction, schema: str | None, *, states: Sequence[str], limit: int
 ) -> list[int]:
-    """Return the ids of the first `limit` jobs in each of these states."""
+    """Return the ids of up to `limit` jobs in each of `states`: finished jobs newest first, other
+    jobs in the order of claims."""
     statement = get_query(_SQL_FILE, "job_damage_candidates", schema)
     rows = await statement.fetch(connection, state=list(states), limit=limit)
     return [row[0] for row in rows]
 
 
 async def job_check_damage(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
-    """Read the wide columns of jobs. If a job is damaged, raise an error for which
-    `is_damaged_data_error` is True."""
+    """Read the columns `attempted_by` and `errors` of jobs. If one of the jobs is damaged, raise an
+    error for which `is_damaged_data_error` is True."""
     await get_query(_SQL_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
 
 
@@ -91,14 +92,15 @@ async def read_jobs_despite_damage(
     read_jobs: Callable[[list[int]], Awaitable[ResultT]],
     known_errors_by_job_id: Mapping[int, str] | None = None,
 ) -> tuple[ResultT, dict[int, str]]:
-    """Read jobs. For damaged jobs, the wide columns are not read.
+    """Read jobs with `read_jobs`. If this call fails because of damaged jobs, find these jobs, and
+    call `read_jobs` again with the ids of all damaged jobs.
 
     Args:
         connection: the connection to use. It may be in a transaction.
         schema: the schema of River's tables.
         states: the states of the jobs that `read_jobs` reads.
-        read_jobs: sends the statement. It receives the ids of the damaged jobs, and must not read
-            their wide columns.
+        read_jobs: reads the jobs. It receives the ids of the damaged jobs, and must not read the
+            columns `attempted_by` and `errors` of these jobs.
         known_errors_by_job_id: the damaged jobs that an earlier read found, as a mapping from id to
             error.
 
@@ -177,8 +179,8 @@ class DamagedJobTracker:
     logged once, and can be reported to operators."""
 
     def __init__(self, read_purpose: str, log: Any) -> None:
-        """Create the tracker. `read_purpose` is the purpose of the reads, for the log and for
-        reports."""
+        """Create the tracker. `read_purpose` says in log lines and reports why the service reads
+        jobs."""
         self._read_purpose = read_purpose
         self._rate_limited_log = log.with_rate_limit()
         self._known_damaged_jobs: dict[int, SkippedRowReport] = {}

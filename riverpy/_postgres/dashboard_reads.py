@@ -24,7 +24,7 @@ class KindCount(NamedTuple):
 
 
 class QueueKindSample(NamedTuple):
-    """The most frequent kinds of the first jobs in a queue, and their job counts."""
+    """The most frequent kinds in a sample of a queue's jobs, and how often each kind occurs."""
 
     kinds: list[KindCount]
     sampled_jobs: int
@@ -46,7 +46,7 @@ class RunningJobs(NamedTuple):
 
     jobs: list[RunningJob]
     """The jobs that have been running for the longest time, at most as many as the `limit` of
-    `client_list_running_jobs`. `job_count` also counts the other jobs."""
+    `client_list_running_jobs`. `job_count` is the number of all jobs that were found."""
     job_count: int
     is_partial: bool
     """Whether the result may be incomplete, because only a part of all running jobs was
@@ -62,7 +62,7 @@ class StuckJob(NamedTuple):
 
 
 class ConcurrentJob(NamedTuple):
-    """A job that ran in the same client at the same time as another job."""
+    """A job that ran in the same client and at the same time as a given job."""
 
     id: int
     kind: str
@@ -75,18 +75,18 @@ class ConcurrentJob(NamedTuple):
 
 
 class ConcurrentJobs(NamedTuple):
-    """The jobs that ran in the same client at the same time as another job."""
+    """The jobs that ran in the same client and at the same time as a given job."""
 
     jobs: list[ConcurrentJob]
     """The jobs that started last, at most as many as the `limit` of `job_list_concurrent`.
-    `job_count` also counts the other jobs."""
+    `job_count` is the number of all jobs that were found."""
     job_count: int
     is_partial: bool
     """Whether the result may be incomplete, because only a part of the jobs was searched."""
 
 
 class PeriodicJobDashboardRow(NamedTuple):
-    """The row of a periodic job."""
+    """The row of a periodic job in the table `riverpy_periodic`."""
 
     id: str
     schedule: str
@@ -124,8 +124,8 @@ async def queue_sample_kinds(
     jobs_max: int,
     kinds_max: int,
 ) -> QueueKindSample:
-    """Read those jobs of `queue` that are in `state`: the first `jobs_max` jobs in the order of
-    claims. Return their `kinds_max` most frequent kinds."""
+    """Read the first `jobs_max` jobs of `queue` in `state`, in the order of claims. Return the
+    `kinds_max` most frequent kinds of these jobs."""
     rows = await get_query(_SQL_FILE, "queue_sample_kinds", schema).fetch(
         connection, queue=queue, state=state, limit=jobs_max, kinds=kinds_max
     )
@@ -141,8 +141,9 @@ async def queue_list_kinds_without_worker(
     kinds_max: int,
 ) -> dict[str, list[str]]:
     """Return, for each queue, the kinds of waiting jobs for which no live client of the queue has a
-    worker. Only the first `jobs_max` jobs of each queue are read. Queues without a live client are
-    left out. Migration CLIENTS_MIGRATION must be applied."""
+    worker. Only the first `jobs_max` jobs of each queue are read. At most `kinds_max` kinds are
+    returned for all queues together. Queues without a live client are left out. Migration
+    CLIENTS_MIGRATION must be applied."""
     rows = await get_query(_SQL_FILE, "queue_kinds_without_worker", schema).fetch(
         connection, queues=queues, limit=jobs_max, kinds=kinds_max
     )
@@ -162,9 +163,8 @@ async def client_list_running_jobs(
     damaged_job_ids: Sequence[int],
 ) -> RunningJobs:
     """Return up to `limit` jobs that a client runs. Only the first `searched_jobs_max` running jobs
-    of all clients are searched. The server cannot read which client runs the jobs in
-    `damaged_job_ids`. These jobs are returned only if `client_id` is empty, which means an unknown
-    client."""
+    of all clients are searched. If `client_id` is empty, return the jobs whose client is unknown.
+    The client of the jobs in `damaged_job_ids` is unknown, because the server cannot read it."""
     rows = await get_query(_SQL_FILE, "client_running_jobs", schema).fetch(
         connection,
         client_id=client_id,
@@ -197,9 +197,10 @@ async def job_list_concurrent(
     limit: int,
     damaged_job_ids: Sequence[int],
 ) -> ConcurrentJobs:
-    """Return up to `limit` jobs whose last attempt ran in a client at some time from `since` to
-    `until`, except for the job `job_id`. At most `searched_jobs_max` jobs of each state are
-    searched. The jobs in `damaged_job_ids` are left out, because the server cannot read them."""
+    """Return up to `limit` jobs whose last attempt ran in the client `client_id` at some time from
+    `since` to `until`. The job `job_id` is left out. At most `searched_jobs_max` jobs of each state
+    are searched. The jobs in `damaged_job_ids` are also left out, because the server cannot read
+    which client ran them."""
     rows = await get_query(_SQL_FILE, "job_neighbors", schema).fetch(
         connection,
         id=job_id,
@@ -233,10 +234,10 @@ async def periodic_find_newest_jobs(
     periodic_job_ids: Sequence[str],
     searched_jobs_max: int,
 ) -> dict[str, list[InsertedPeriodicJob]]:
-    """Return the newest jobs of each periodic job, newest first: one job for each cause of a run
-    (`RunCause`, such as the schedule or a request). Only the newest `searched_jobs_max` jobs of the
-    table are searched. `periodic_job_ids` are ids without the suffix `@DOMAIN`, which rows of other
-    domains than `default` have."""
+    """Return, for each periodic job and each `RunCause` (such as the schedule or a request), the
+    newest inserted job. The jobs of a periodic job are sorted, the newest first. Only the newest
+    `searched_jobs_max` jobs of the table are searched. `periodic_job_ids` must not have the suffix
+    `@DOMAIN`, which the row of a periodic job has if its domain is not `default`."""
     rows = await get_query(_SQL_FILE, "periodic_newest_jobs", schema).fetch(
         connection, periodic_job_ids=periodic_job_ids, searched=searched_jobs_max
     )
@@ -255,9 +256,9 @@ async def periodic_find_job_of_due_time(
     queues: Sequence[str],
 ) -> InsertedPeriodicJob | None:
     """Return the job that was inserted for a slot (a time of the schedule) of a periodic job. Only
-    `queues` are searched. None: the job was not found, for example because it was deleted. Jobs are
-    found by their `scheduled_at`, which a retry changes. `periodic_job_id` is an id without the
-    suffix `@DOMAIN`."""
+    `queues` are searched. None: the job was not found, for example because it was deleted, or
+    because a retry has changed its `scheduled_at`, which the search uses. `periodic_job_id` must
+    not have the suffix `@DOMAIN`."""
     row = await get_query(_SQL_FILE, "periodic_job_of_slot", schema).fetchrow(
         connection, periodic_job_id=periodic_job_id, slot=slot, queues=queues
     )
