@@ -48,7 +48,8 @@ EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 attempt of the job starts. The value is a text such as `2026-01-31T18:00:00.000000Z`."""
 PERIODIC_RUN_METADATA_KEY = "riverpy:periodic_run"
 """The metadata key for the reason why the leader inserted a job for a periodic job. The value is a
-`PeriodicInsertReason` as JSON. River does not store this key."""
+`PeriodicInsertReason` as JSON: the cause, and the time of the schedule or of the request. River
+does not store this key."""
 SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""

@@ -81,7 +81,7 @@ class RepeatedErrorDetector:
     """Decides whether a row may be the cause of a statement's error. For example, a row may have a
     damaged value, or a trigger may fail for the row.
 
-    If an error does not show its cause, a row may be the cause only if the error is repeated. Most
+    If an error does not show its cause, a row may be the cause if the error is repeated. Most
     errors with other causes, for example a deadlock or a lost connection, are not repeated.
     """
 

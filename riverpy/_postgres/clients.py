@@ -133,8 +133,8 @@ async def client_write_heartbeat(
 
     Args:
         lease_report: the leases for which the client waits, and the lag of each lease that it
-            holds. The lag is the amount of work that the holder has not done yet. None: write no
-            report, because the table of clients has no column for reports.
+            holds. The lag is the amount of work that is still to be done under the lease. None:
+            write no report, because the table of clients has no column for reports.
     """
     values = {**registration._asdict(), "registered_at": registered_at}
     parts = frozenset[str]()
