@@ -9,11 +9,11 @@ from riverpy.errors import ClientStateError
 
 
 def current_client() -> Client:
-    """Return the client that runs the calling code: a job, a singleton, or a hook of a running
-    client.
+    """Return the client that runs the calling code. This code is a job, a singleton, or a hook of a
+    running client.
 
     A blocking job in a thread receives the client too, but the client's methods must be called in
-    the client's event loop. For such a job, use `riverpy.sync.current_client()`.
+    the client's event loop. In a blocking job, use `riverpy.sync.current_client()`.
 
     Raises:
         ClientStateError: no client runs the calling code. A blocking job that runs in another

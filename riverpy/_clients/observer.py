@@ -22,28 +22,31 @@ class StoppedHeartbeats(NamedTuple):
     """The result of a search for heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The timestamp of each stopped heartbeat. The keys are client ids. If the heartbeats are those
-    of leader domains, the keys are the queues that the domains own."""
+    """The timestamp of each stopped heartbeat. The key is the id of the client, or the name of a
+    queue whose leader domain has written the heartbeat."""
     seconds_until_next_stop: float
-    """The time in seconds until another heartbeat may count as stopped. Infinity: no other
-    heartbeat is observed."""
+    """The time in seconds until the next heartbeat can count as stopped. Infinity: there is no
+    other heartbeat."""
 
 
 class HeartbeatObserver:
-    """Measures how long the timestamp of each heartbeat has not changed, to find dead writers."""
+    """Finds clients and leader domains that no longer write heartbeats. For this, it measures how
+    long the timestamp of each heartbeat has not changed."""
 
     def __init__(self, timer: Timer, contact_duration: Callable[[], float] | None = None) -> None:
         """Create the observer. It knows no heartbeats until the first call of `observe`.
 
         Args:
-            contact_duration: returns for how many seconds this process has written heartbeats
-                without a break. During a break, other processes may not have been able to write
-                heartbeats either. None: each call of `observe` proves contact with the server.
+            contact_duration: returns for how many seconds this process has had contact with the
+                server without a break. No heartbeat counts as unchanged for a longer time than
+                this, because without contact other processes may not have been able to write
+                heartbeats either. None: there is no such limit, because each call of `observe`
+                proves contact.
         """
         self._timer, self._contact_duration = timer, contact_duration
         self._observed_heartbeats: dict[str, tuple[LastHeartbeat, float]] = {}
-        """The last heartbeat of each client or domain, and the time at which its timestamp was
-        first read."""
+        """The last heartbeat for each client id or queue name, and the time (in seconds since the
+        boot) at which this observer first received the timestamp of that heartbeat."""
         self.server_start = b""
 
     def observe(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:
@@ -63,10 +66,9 @@ class HeartbeatObserver:
     def find_stopped_heartbeats(
         self, stopped_after: float, *, extra_seconds: float = 0.0
     ) -> StoppedHeartbeats:
-        """Return the heartbeats that have stopped. A heartbeat has stopped if it has not changed
-        for `stopped_after` plus `extra_seconds`. If the `dead_after` of the heartbeat's writer is
-        longer than `stopped_after`, this `dead_after` is used in place of `stopped_after`. All
-        times are in seconds."""
+        """Return the heartbeats that have stopped, i.e. that have not changed for too long. The
+        limit of a heartbeat is `stopped_after` or its own `dead_after_seconds`, whichever is
+        longer, plus `extra_seconds`. All times are in seconds."""
         now = self._timer.seconds_since_boot()
         contact = math.inf if self._contact_duration is None else self._contact_duration()
         stopped: dict[str, bytes] = {}

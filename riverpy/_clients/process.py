@@ -1,6 +1,6 @@
-"""Functions that give this process a name, and that check by its name whether another process has
-ended. ProcessAndLoop: checks that an object, such as a client, is used in the process and event
-loop that opened it."""
+"""The name of this process, and checks whether the process with a given name has ended.
+ProcessAndLoop: checks that an object, such as a client, is used in the process and event loop that
+opened the object."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def has_process_ended(process_name: str) -> bool:
 
 
 def is_process_on_this_machine(process_name: str) -> bool:
-    """Return whether the process with this name belongs to this machine and container. It may have
-    ended."""
+    """Return whether the process with this name belongs to this machine and container. The process
+    may have ended."""
     return process_name.partition(" ")[0] == _read_boot_and_pid_namespace()
 
 
@@ -99,7 +99,8 @@ def _read_boot_and_pid_namespace() -> str | None:
 
 
 def _read_process_stat(pid: int) -> tuple[str, str] | None:
-    """Return the state of a process and its start time in clock ticks since the boot."""
+    """Return the state of a process, and its start time in clock ticks since the boot. Return None
+    if they cannot be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]

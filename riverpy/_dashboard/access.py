@@ -38,7 +38,8 @@ class Access(NamedTuple):
     """The rights of a user of the dashboard."""
 
     level: AccessLevel
-    """`read`: the user sees all pages. `write`: the user may also change jobs."""
+    """`read`: the user sees all pages. `write`: the user may also make changes, for
+    example cancel jobs."""
     user: str | None = None
     """The name of the user. It appears in the log of changes."""
 
@@ -163,10 +164,10 @@ def check_api_change_request(request: Request, access: Access) -> None:
     and no page of another site may have sent the request. There is no CSRF token, because programs
     send such requests too.
 
-    If the request has the headers in which a browser sends the origin of a request, the origin must
-    be this dashboard. A request without such headers must have the content type JSON. Forms of
-    other sites cannot send JSON. A browser lets scripts of other sites send JSON only if the
-    dashboard permits this, and the dashboard does not.
+    Browsers send the header `Sec-Fetch-Site` or `Origin`. A request with one of these headers must
+    come from a page of this dashboard. A request without them must have the content type JSON.
+    Forms of other sites cannot send JSON. A browser lets scripts of other sites send JSON only if
+    the dashboard permits this, and the dashboard does not.
 
     Raises:
         PageError: the request is refused. Nothing was changed.

@@ -105,13 +105,13 @@ FORM_FIELDS_MAX = 1_100
 """The maximum number of fields of a form. A form may contain the ids of many jobs."""
 FORM_BYTES_MAX = 256 * 1024
 _QUESTION_CACHE_CONTROL = "private, no-cache"
-"""The header `Cache-Control` of a page that asks for confirmation of a change. The browser may
-store the page and show it again when the user goes back, but must not use it for a new request. If
-the browser could not store the page, it would ask a user who goes back whether to send the form
+"""The header `Cache-Control` of the page that asks the user to confirm a change. The browser
+may store the page and show it again when the user goes back, but sends each new request to the
+server. Without a stored page, the browser would ask a user who goes back whether to send the form
 again."""
 _QUESTION_PAGE_FIELDS = (CSRF_TOKEN_FIELD, CONFIRMED_FIELD)
-"""The form fields that the confirmation page sets itself. It copies all other fields from the form
-that requested the change."""
+"""The form fields that the confirmation page sets itself. The page copies all other fields from the
+form that requested the change."""
 
 
 def make_app(client: Client, options: DashboardOptions) -> Starlette:
@@ -160,7 +160,7 @@ class _DashboardApp:
         message = read_flash_message(request)
         if message is not None:
             # The message reports a change. If another process made the change, the caches of this
-            # process are too old.
+            # process may still have the data from before.
             self._site.invalidate_caches(_get_age_of_timestamp(message.changed_at))
         times = {"rendered": time.time()} | ({"changed": message.changed_at} if message else {})
         values = await page.load(view)
@@ -239,8 +239,8 @@ class _DashboardApp:
         return self._site.templates.render_live_block(page.template, values)
 
     async def _change_or_ask_to_confirm(self, change: ChangeRoute, request: Request) -> Response:
-        """Make the change that a form requests. If the change needs a confirmation and the user has
-        not given it, send the page that asks for it."""
+        """Make the change that a form requests. If the user must confirm the change, and has not
+        confirmed it yet, send the confirmation page."""
         view = await self._make_page_request(request)
         fields = await _read_form(request)
         check_change_request(request, view.access, fields.get(CSRF_TOKEN_FIELD, ""))
@@ -309,8 +309,8 @@ class _DashboardApp:
 
     async def _send_internal_error(self, request: Request, _error: Exception) -> Response:
         """Send an error page after an error in the dashboard or in `authorize`. The web server logs
-        the error. Starlette calls this handler outside of all middleware. So the handler itself
-        corrects the mount path and adds the security headers."""
+        the error. Starlette calls this handler without the middleware. So the handler does what the
+        middleware does for other responses: correct the mount path, add the security headers."""
         response = self._render_error_page(
             Request(correct_mount_path(request.scope)),
             500,
@@ -357,8 +357,8 @@ def _get_path_and_query(request: Request, root_path: str) -> str:
 
 def _get_age_of_timestamp(moment: float | str | None) -> float:
     """Return the age in seconds of a Unix timestamp that a browser has sent back. The age is never
-    negative, even if the clocks of two processes differ. A missing or invalid timestamp counts as
-    0, i.e. the start of 1970."""
+    negative, even if a process with a clock ahead of this one made the timestamp. A missing or
+    invalid timestamp counts as 0, i.e. the start of 1970."""
     try:
         age = time.time() - float(moment or 0)
     except ValueError:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters
 
 RUNS_AT_A_TIME_MAX = 3
-"""The maximum number of bulk runs of a dashboard that are active at the same time in one
-process."""
+"""The maximum number of active bulk runs of one dashboard in one process."""
 KEPT_RUNS_MAX = 20
 """The maximum number of bulk runs that are kept in memory with their results. If there are more,
 the oldest runs that have ended are dropped."""
@@ -42,7 +41,7 @@ RunOutcome: TypeAlias = Literal["running", "done", "stopped", "failed"]
 
 
 class _RunStoppedError(Exception):
-    """Raised to end the run before its next batch."""
+    """Raised between two batches to end a bulk run."""
 
 
 class BulkChangePlan(NamedTuple):
@@ -70,7 +69,7 @@ class BulkChangeRun:
     def __init__(self, plan: BulkChangePlan) -> None:
         self.plan = plan
         self.changes = JobChanges()
-        """The numbers of changed and refused jobs so far."""
+        """How many jobs the run has changed so far, and how many it could not change."""
         self.outcome: RunOutcome = "running"
         self.problem = ""
         """Why the run ended early. Empty: the run did not end early, or the user stopped it."""

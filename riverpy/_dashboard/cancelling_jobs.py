@@ -84,7 +84,7 @@ def as_cancelling_job(job: JobRow, now: datetime) -> CancellingJob | None:
 
 async def describe_cancelling_job(site: Site, run: CancellingJob) -> HealthSentence:
     """Return a sentence that explains why a job still runs after its cancellation was requested,
-    with advice. `run` is the job."""
+    with advice. `run` describes this job."""
     fleet = await site.statuses.read()
     states = {worker.client_id: worker.state for worker in fleet.workers}
     stuck_ids = {one.id for one in await read_stuck_jobs(site, fleet)}

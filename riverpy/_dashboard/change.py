@@ -38,12 +38,13 @@ class ConfirmationQuestion(NamedTuple):
     details: str = ""
     """The objects to change, such as the ids of jobs."""
     keep_text: str = "Keep it as it is"
-    """The text of the link that leaves the page without the change."""
+    """The text of the link with which the user declines the change."""
     is_dangerous: bool = False
-    """Whether the change cannot be undone."""
+    """Whether the page marks the button of the change as dangerous, because the change cannot be
+    undone."""
     fields: tuple[tuple[str, str], ...] = ()
-    """Form fields that the confirmation page adds to those of the form that requested the
-    change."""
+    """Additional form fields of the confirmation page, as names and values. The page also has the
+    fields of the form that requested the change."""
 
 
 class RequestedChange(NamedTuple):
@@ -73,7 +74,8 @@ class ChangeRoute(NamedTuple):
     """The path of the page to show after the change if the form does not name one."""
 
     def get_path_after_change(self, fields: QueryParams) -> str:
-        """Return the path of the page to show after the change. It never leads to another site."""
+        """Return the path of the page to show after the change, never of a page on another
+        site."""
         path = fields.get(BACK_PATH_FIELD, "")
         return path if is_same_site_path(path) else self.default_back_path
 
@@ -81,9 +83,9 @@ class ChangeRoute(NamedTuple):
 def parse_pressed_button(
     fields: QueryParams, actions: Collection[str], noun: str
 ) -> tuple[str, str]:
-    """Return the action of the button that the user pressed, and the name of its target. The form
-    field of the button has the action as its name. Its value is the name of the target,
-    percent-encoded.
+    """Return the action of the button that the user pressed, and the name of the action's target.
+    The form contains one field for this button. The field's name is the action, and the field's
+    value is the name of the target, percent-encoded.
 
     Args:
         fields: the fields of the form.

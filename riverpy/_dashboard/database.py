@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 """The timeout of each statement that reads data for a page."""
 PAGE_READ_TIMEOUT = 15.0
-"""The timeout for all reads of a page in seconds. It includes the wait for a connection from the
-pool."""
+"""The timeout in seconds of each `acquire_connection` block, including the wait for a connection
+from the pool."""
 
 
 def get_pool(client: Client) -> Pool:
@@ -47,7 +47,7 @@ def start_background_task(client: Client, name: str, run: Callable[[], Awaitable
     background_tasks = client._background_tasks  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
 
     async def run_and_forget() -> None:
-        """Run the function, then remove its task from the client's background tasks."""
+        """Call `run`, then remove this task from the client's background tasks."""
         try:
             await run()
         finally:
@@ -63,8 +63,8 @@ def start_background_task(client: Client, name: str, run: Callable[[], Awaitable
 
 @asynccontextmanager
 async def acquire_connection(client: Client) -> AsyncGenerator[Transaction]:
-    """Take a connection from the client's pool for the `async with` block. The block may last for
-    at most `PAGE_READ_TIMEOUT`."""
+    """Take a connection from the client's pool for the `async with` block. The block, with the wait
+    for the connection, may last for at most `PAGE_READ_TIMEOUT`."""
     pool = get_pool(client)
     reason = f"the database did not answer within {PAGE_READ_TIMEOUT:g} s"
     with anyio.fail_after(PAGE_READ_TIMEOUT, reason=reason):

@@ -41,8 +41,8 @@ class DoctorReport(NamedTuple):
     """Whether all checks ran. False: the run reached its timeout."""
 
     def get_pause_until_next_run(self, seconds: float) -> float:
-        """Return the pause in seconds between this run and the next one. It is at least `seconds`,
-        and longer after a slow run."""
+        """Return the minimum pause in seconds between this run and the next one: `seconds`, or
+        `RUN_PAUSE_FACTOR` times the duration of this run if that is longer."""
         return max(seconds, RUN_PAUSE_FACTOR * self.took)
 
 
@@ -57,7 +57,7 @@ class DoctorCache:
         """The last findings. None: the checks have not run yet."""
         self.is_running = False
         self._ended_at = 0.0
-        """The monotonic time at which the last run ended."""
+        """The time of the monotonic clock at which the last run ended, in seconds."""
 
     @property
     def can_run(self) -> bool:
@@ -66,8 +66,9 @@ class DoctorCache:
         return self._client.database_url is not None
 
     async def run_checks_if_older(self, seconds: float) -> None:
-        """Run the checks if the last findings are older than `seconds`. Do nothing while another
-        run is active. Database errors become findings. If the web server stops, the run ends."""
+        """Run the checks if the last findings are older than `seconds`. After a slow run, the
+        findings are kept longer. Do nothing while another run is active. Database errors become
+        findings. If the web server stops, the run ends."""
         if self.is_running or not self.can_run or not self._client.is_open:
             return
         pause = 0.0 if self.last is None else self.last.get_pause_until_next_run(seconds)
@@ -109,7 +110,7 @@ class DoctorCache:
 
 
 def _ignore_error(_error: BaseException) -> None:
-    """Ignore an error of a check, because the finding of the check reports it."""
+    """Ignore an error of a check, because the check also reports the error as a finding."""
 
 
 async def _cancel_when_server_stops(scope: anyio.CancelScope) -> None:

@@ -1,2 +1,2 @@
-"""The JSON API of the dashboard: `application.py` serves it, `jobs.py`, `queues.py` and `status.py`
-define its endpoints."""
+"""The JSON API of the dashboard: `application.py` serves the API. `jobs.py`, `queues.py` and
+`status.py` define the endpoints."""

@@ -155,7 +155,7 @@ def _is_list_type(member_type: Any) -> bool:
 
 async def _decode_json_body(endpoint: Endpoint[Any], request: Request) -> Any:
     """Convert the JSON body and the path parameters of a request to the endpoint's input. An empty
-    body means no values."""
+    body counts as an empty JSON object."""
     body = b""
     async for part in request.stream():
         body += part

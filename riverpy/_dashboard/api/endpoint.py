@@ -38,8 +38,7 @@ class ErrorAnswer(msgspec.Struct):
 
 
 class ApiCall(NamedTuple):
-    """What an endpoint needs to answer a request, except the input: the dashboard, and the rights
-    of the user."""
+    """The dashboard, and the rights of the user who sent a request."""
 
     site: Site
     access: Access
@@ -58,7 +57,7 @@ class Endpoint(Generic[InputT]):
     For other methods they are the path parameters and the members of the JSON body."""
     answer: type[msgspec.Struct]
     respond: Callable[[ApiCall, InputT], Awaitable[msgspec.Struct]]
-    """The function that returns the answer. It raises HTTPException for an error of the caller.
+    """The function that returns the answer. It raises HTTPException to refuse the request.
     ConfigError and ArgsError become status 400, NotFoundError becomes status 404."""
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
-    """The error statuses that only this endpoint has, with their reasons."""
+    """The error statuses that the OpenAPI document lists for this endpoint, with their reasons."""

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 JOBS_PER_LIST_DEFAULT = 20
 JOBS_PER_LIST_MAX = 1_000
 JOBS_PER_READ = 20
-"""The number of jobs that are read at a time with their args, errors and other large columns. A
-list is read in such parts to limit the memory."""
+"""The maximum number of jobs that are read at a time. Longer lists are read in parts, because the
+args, errors and other large columns of many jobs need much memory."""
 LISTED_ARGS_LENGTH_MAX = 20_000
 """The maximum number of characters of a job's args in a list. Longer args are left out."""
 VALUES_PER_FILTER_MAX = 100
@@ -234,7 +234,7 @@ async def get_job(call: ApiCall, given: JobInput) -> JobDetails:
 
 
 async def retry_jobs(call: ApiCall, given: ChangeJobsInput) -> SuccessAnswer:
-    """Make jobs available now."""
+    """Retry jobs: make them available now."""
     return await _change_jobs(call, "retry", given)
 
 

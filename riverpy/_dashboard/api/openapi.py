@@ -23,12 +23,12 @@ _PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 def make_openapi_document(
     endpoints: Sequence[Endpoint[Any]], server_url: str, description: str
 ) -> dict[str, object]:
-    """Return the OpenAPI document.
+    """Return the OpenAPI document of the JSON API.
 
     Args:
         endpoints: all endpoints.
         server_url: the URL of the API. It may be a path.
-        description: information about all endpoints.
+        description: a text for the user about the whole API.
     """
     answers = [ErrorAnswer, *(one.answer for one in endpoints)]
     inputs = [one.input for one in endpoints]

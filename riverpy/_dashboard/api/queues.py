@@ -30,8 +30,8 @@ _JobCount = Annotated[
 
 
 class ConcurrencyPartition(msgspec.Struct):
-    """How River Pro groups the running jobs of a queue: by their args, by kind, or both.
-    `global_limit` and `local_limit` limit the number of running jobs in each group."""
+    """How River Pro groups the running jobs of a queue: by their args, by kind, or both. The limits
+    in ConcurrencyLimits apply to each group."""
 
     by_args: list[str] | None = None
     by_kind: bool = False
@@ -121,8 +121,8 @@ async def _make_queue_details(call: ApiCall, queues: Sequence[Queue]) -> list[Qu
 
 
 def _read_concurrency(queue: Queue) -> ConcurrencyLimits | None:
-    """Return the limits of River Pro in a queue's metadata. None: there are none, or they have
-    another format."""
+    """Return the limits of River Pro in a queue's metadata. Return None if the metadata has no
+    limits, or has limits in an unknown format."""
     found = queue.metadata.get(_CONCURRENCY_KEY)
     if not found:
         return None

@@ -68,7 +68,7 @@ class RiverProFeatures(msgspec.Struct):
 
 
 class Features(msgspec.Struct):
-    """The features of this API."""
+    """The features of this API. River UI reads them to decide what it shows."""
 
     extensions: RiverProFeatures
     job_list_hide_args_by_default: Annotated[
@@ -139,8 +139,8 @@ async def count_states(call: ApiCall, _: NoInput) -> StateCounts:
 
 
 async def get_features(call: ApiCall, _: NoInput) -> Features:
-    """Return what River UI may show: no page of River Pro, and job args only if the dashboard does
-    not hide them."""
+    """Return the features of this API: none of River Pro's features, and whether River UI hides job
+    args by default."""
     return Features(RiverProFeatures(), call.site.options.hide_args)
 
 

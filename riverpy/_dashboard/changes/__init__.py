@@ -1,1 +1,2 @@
-"""The forms of the dashboard that change something, by subject. `app.py` lists them."""
+"""The forms of the dashboard that change something. Each module has the forms of one subject, such
+as queues. `app.py` lists the forms."""

@@ -1,5 +1,5 @@
 """The forms of the dashboard that change all jobs that match a search. One form starts the change
-after a confirmation, another one stops it."""
+after a confirmation, and another form stops the change."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ MATCHES_COUNTED_MAX = 10_000
 COUNT_TIMEOUT = timedelta(seconds=1)
 """The timeout of the statement that counts the matching jobs."""
 RUN_ID_FIELD = "run"
-"""The form field with the id of the run, i.e. of one change of all matching jobs. The confirmation
-page adds it."""
+"""The form field with the id of the bulk run. The confirmation page adds this field."""
 _NON_FILTER_FIELDS = ("action", RUN_ID_FIELD, CSRF_TOKEN_FIELD, CONFIRMED_FIELD, BACK_PATH_FIELD)
 """The form fields that are not filters of the search."""
 
@@ -91,8 +90,8 @@ class BulkChangeForm(NamedTuple):
 
 async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]:
     """Return the number of jobs that match, up to `MATCHES_COUNTED_MAX`, and whether this number is
-    exact. If the count takes too long, or the server cannot read a job, count only the matches
-    among the limited number of jobs that the job list of this search reads."""
+    exact. If the count takes longer than `COUNT_TIMEOUT`, or the server cannot read a job, search
+    as the job list does. Such a search reads a limited number of jobs, and may not find all."""
     schema = site.client.config.schema
     try:
         async with open_read_transaction(site.client) as tx:

@@ -59,7 +59,7 @@ class JobChangeForm(NamedTuple):
     action: JobAction
     ids: Sequence[int]
     are_completed: bool = False
-    """Whether the page of the form showed the jobs as completed."""
+    """Whether the page that sent the form showed the jobs as completed."""
 
     def make_question(self) -> ConfirmationQuestion | None:
         """Return the question that the user must confirm. None: the change needs no
@@ -120,7 +120,8 @@ def parse_job_id(text: str) -> int:
 
 
 async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> FlashMessage:
-    """Change the jobs of a form, log the change, and return the message for the user."""
+    """Retry, cancel or delete the jobs that a form names. Log the change, and return the message
+    for the user."""
     earlier: CancellingJob | None = None
     if form.action == "cancel" and len(form.ids) == 1:
         earlier = await read_cancelling_job(site, form.ids[0])
@@ -136,7 +137,7 @@ async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> FlashM
 
 
 def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> None:
-    """Log a change of jobs with the name of the user."""
+    """Log a change of jobs. The log event contains the name of the user, job ids and counts."""
     get_logger().info(
         DASHBOARD_CHANGED_JOBS,
         action=form.action,

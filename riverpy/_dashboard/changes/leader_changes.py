@@ -1,4 +1,4 @@
-"""The form of the dashboard that requests that a leader resigns."""
+"""The form of the dashboard that asks the leader of a domain to resign."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def parse_resign_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
-    """Return the change that a form requests: the leader of a domain resigns.
+    """Parse a form that asks the leader of a domain to resign. Return the requested change.
 
     Raises:
         PageError: the form does not come from this dashboard.
@@ -41,7 +41,8 @@ def parse_resign_form(_path_params: Mapping[str, Any], fields: QueryParams) -> R
 
 
 async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion:
-    """Check that the domain is known, and return the question that the user must confirm."""
+    """Return the question that the user must confirm. Raise PageError if the domain does
+    not exist."""
     status = await site.statuses.read()
     if domain != DEFAULT_DOMAIN and all(one.name != domain for one in status.domains):
         raise PageError(
@@ -58,7 +59,7 @@ async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion
 
 
 async def request_resign(domain: str, site: Site, access: Access) -> FlashMessage:
-    """Request that the leader of a domain resigns, and log the request."""
+    """Ask the leader of a domain to resign, log this, and return the message for the user."""
     schema = site.client.config.schema
     async with acquire_connection(site.client) as connection:
         if domain == DEFAULT_DOMAIN:

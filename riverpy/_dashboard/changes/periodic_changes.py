@@ -65,7 +65,8 @@ def parse_periodic_change_form(
 
 
 async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
-    """Check that the periodic job exists, and return the question that the user must confirm."""
+    """Return the question that the user must confirm. Raise PageError if the periodic job does not
+    exist."""
     try:
         async with open_read_transaction(site.client) as tx:
             await periodic_get(tx, site.client.config.schema, job_id)
@@ -95,7 +96,8 @@ def _make_missing_table_error(error: SchemaMissingError) -> PageError:
 
 
 async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Access) -> FlashMessage:
-    """Change a periodic job, log the change, and return the message for the user."""
+    """Pause or resume a periodic job, or request a run of the job. Log the change, and return the
+    message for the user."""
     client = site.client
     schema = client.config.schema
     user = None if access.user is None else format_with_escapes(access.user)[:USER_LENGTH_MAX]
@@ -132,8 +134,8 @@ def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> F
 
 async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
     """Return the message for the user who has requested a run of a periodic job. `before` is the
-    state before the request. The message contains the id of the leader that inserts the job, if
-    there is a leader and no earlier request waits."""
+    state of the periodic job before the request. If an earlier request still waits, the message
+    reports this request. Otherwise, it names the leader that inserts the job, if there is one."""
     name = format_with_escapes(before.id)
     if before.run_requested_at is not None:
         return FlashMessage(

@@ -61,7 +61,7 @@ class QueueChangeForm(NamedTuple):
 
     @property
     def target_text(self) -> str:
-        """The name of the queue as part of a sentence."""
+        """The name of the queue, or `all queues`, as part of a sentence."""
         return (
             "all queues"
             if self.name == ALL_QUEUES
