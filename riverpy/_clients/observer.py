@@ -22,8 +22,8 @@ class StoppedHeartbeats(NamedTuple):
     """The result of a search for heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The timestamp of each stopped heartbeat. The key is the id of the client, or the name of a
-    queue whose leader domain has written the heartbeat."""
+    """The timestamp of each stopped heartbeat. The key is the id of the client. For a heartbeat
+    of a leader domain, the key is the name of a queue that the domain owns."""
     seconds_until_next_stop: float
     """The time in seconds until the next heartbeat can count as stopped. Infinity: there is no
     other heartbeat."""

@@ -38,8 +38,8 @@ class Access(NamedTuple):
     """The rights of a user of the dashboard."""
 
     level: AccessLevel
-    """`read`: the user sees all pages. `write`: the user may also make changes, for
-    example cancel jobs."""
+    """`read`: the user sees all pages. `write`: the user may also make changes, for example
+    cancel jobs."""
     user: str | None = None
     """The name of the user. It appears in the log of changes."""
 

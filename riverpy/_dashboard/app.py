@@ -105,9 +105,9 @@ FORM_FIELDS_MAX = 1_100
 """The maximum number of fields of a form. A form may contain the ids of many jobs."""
 FORM_BYTES_MAX = 256 * 1024
 _QUESTION_CACHE_CONTROL = "private, no-cache"
-"""The header `Cache-Control` of the page that asks the user to confirm a change. The browser
-may store the page and show it again when the user goes back, but sends each new request to the
-server. Without a stored page, the browser would ask a user who goes back whether to send the form
+"""The header `Cache-Control` of the page that asks the user to confirm a change. The browser may
+store the page and show it again when the user goes back, but sends each new request to the server.
+Without a stored page, the browser would ask a user who goes back whether to send the form
 again."""
 _QUESTION_PAGE_FIELDS = (CSRF_TOKEN_FIELD, CONFIRMED_FIELD)
 """The form fields that the confirmation page sets itself. The page copies all other fields from the

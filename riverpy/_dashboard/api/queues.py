@@ -30,8 +30,8 @@ _JobCount = Annotated[
 
 
 class ConcurrencyPartition(msgspec.Struct):
-    """How River Pro groups the running jobs of a queue: by their args, by kind, or both. The limits
-    in ConcurrencyLimits apply to each group."""
+    """How River Pro groups the running jobs of a queue: by their args, by kind, or both.
+    `global_limit` and `local_limit` limit the number of running jobs in each group."""
 
     by_args: list[str] | None = None
     by_kind: bool = False

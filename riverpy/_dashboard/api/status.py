@@ -68,7 +68,7 @@ class RiverProFeatures(msgspec.Struct):
 
 
 class Features(msgspec.Struct):
-    """The features of this API. River UI reads them to decide what it shows."""
+    """The features of this API."""
 
     extensions: RiverProFeatures
     job_list_hide_args_by_default: Annotated[
@@ -139,8 +139,8 @@ async def count_states(call: ApiCall, _: NoInput) -> StateCounts:
 
 
 async def get_features(call: ApiCall, _: NoInput) -> Features:
-    """Return the features of this API: none of River Pro's features, and whether River UI hides job
-    args by default."""
+    """Return the features of this API, from which River UI decides what it shows. The API has no
+    features of River Pro. River UI hides job args if the dashboard hides them."""
     return Features(RiverProFeatures(), call.site.options.hide_args)
 
 

@@ -41,8 +41,8 @@ def parse_resign_form(_path_params: Mapping[str, Any], fields: QueryParams) -> R
 
 
 async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion:
-    """Return the question that the user must confirm. Raise PageError if the domain does
-    not exist."""
+    """Return the question that the user must confirm. Raise PageError if the domain does not
+    exist."""
     status = await site.statuses.read()
     if domain != DEFAULT_DOMAIN and all(one.name != domain for one in status.domains):
         raise PageError(

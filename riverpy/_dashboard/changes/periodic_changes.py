@@ -65,8 +65,8 @@ def parse_periodic_change_form(
 
 
 async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
-    """Return the question that the user must confirm. Raise PageError if the periodic job does not
-    exist."""
+    """Return the question that the user must confirm. Raise PageError if the periodic job, or
+    the table of periodic jobs, does not exist."""
     try:
         async with open_read_transaction(site.client) as tx:
             await periodic_get(tx, site.client.config.schema, job_id)
@@ -135,7 +135,8 @@ def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> F
 async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
     """Return the message for the user who has requested a run of a periodic job. `before` is the
     state of the periodic job before the request. If an earlier request still waits, the message
-    reports this request. Otherwise, it names the leader that inserts the job, if there is one."""
+    reports this request. Otherwise, the message names the leader that inserts the job, if a leader
+    exists."""
     name = format_with_escapes(before.id)
     if before.run_requested_at is not None:
         return FlashMessage(
