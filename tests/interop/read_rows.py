@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,7 +57,7 @@ def read_by_go(row: Row) -> Row:
     return row | {
         **{name: msgspec.convert(row[name], datetime | None) for name in TIMES},
         "attempted_by": row["attempted_by"] or [],
-        "errors": msgspec.convert(row["errors"] or [], list[AttemptError]),
+        "errors": _errors(row["errors"] or []),
     }
 
 
@@ -69,8 +69,20 @@ async def stored(schema: Schema, job_id: int) -> Row:
     errors = [json.loads(text) for text in row["errors"] or ()]
     return row | {
         "attempted_by": row["attempted_by"] or [],
-        "errors": msgspec.convert(errors, list[AttemptError]),
+        "errors": _errors(errors),
     }
+
+
+def _errors(entries: list[dict[str, Any]]) -> list[AttemptError]:
+    return [AttemptError(**entry | {"at": _time(entry["at"])}) for entry in entries]
+
+
+def _time(text: str) -> datetime:
+    """Convert a time with nanoseconds. PostgreSQL rounds half a microsecond to the even one, and
+    msgspec rounds it up."""
+    seconds, fraction = text.removesuffix("Z").partition(".")[::2]
+    at = datetime.fromisoformat(f"{seconds}Z")
+    return at + timedelta(microseconds=round(float(f"0.{fraction or 0}") * 1_000_000))
 
 
 def queue_read_by_python(queue: Queue) -> Row:

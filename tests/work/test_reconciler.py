@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -145,15 +146,21 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
 
 async def test_claims_after_a_reconnect(rig: Rig) -> None:
     """After a reconnect each queue is claimed as after a notification: at once, and again for what
-    a sender may have inserted after the lost notification."""
+    a sender may have inserted after the lost notification. A late claim replaces earlier ones."""
     rig.register_task()
     async with rig.working() as client:
         run: Any = client._run
-        producer, claims = run.producers["default"], asyncio.Semaphore(0)
-        async with asyncio.timeout(PATIENCE):
-            while producer._planned_claim_times.follow_ups:  # those of the start
-                await asyncio.sleep(0.01)
-            producer.claimed.emit = claims.release
-            run._resync()
-            for _ in range(1 + len(RIVER_FOLLOW_UP_CLAIM_DELAYS)):
-                await claims.acquire()
+        producer = run.producers["default"]
+        await _until(lambda: not producer._planned_claim_times.follow_ups)  # those of the start
+        starts: list[float] = []
+        send = producer._send_claim
+
+        async def noted(*args: Any) -> Any:
+            starts.append(time.monotonic())
+            return await send(*args)
+
+        producer._send_claim = noted
+        last_claim_at = time.monotonic() + RIVER_FOLLOW_UP_CLAIM_DELAYS[-1]
+        run._resync()
+        await _until(lambda: starts and starts[-1] >= last_claim_at)
+        assert starts[0] < last_claim_at or len(starts) == 1
