@@ -26,8 +26,8 @@ PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 """The environment variables that can select a database."""
 
 UNKNOWN_USER_TEXT = "?"
-"""The text for an unknown user. The user is unknown if no setting contains one and the system has
-no name for the user id, as in some containers."""
+"""The text for an unknown user: no setting names the user, and the operating system has no name for
+the user id, as in some containers."""
 _EMPTY_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
@@ -44,8 +44,8 @@ _USER_BEFORE_PASSWORD_PATTERNS = (
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
     re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
 )
-"""Patterns for a user and a colon before a password: in a URL, in a mistyped URL, and outside a
-URL."""
+"""Patterns for a user name and the colon after it, where a password may start. The first pattern is
+for URLs, the second for mistyped URLs, and the third for other texts."""
 _PASSWORD_WITH_SPACES_PATTERN = re.compile(
     r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)"
 )
@@ -59,8 +59,8 @@ _TARGET_SESSION_ATTRS_VALUES = "any, read-write, read-only, primary, standby, pr
 """The allowed values of `target_session_attrs`."""
 
 _TLS_FILE_PARAMETERS = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-"""The URL parameters whose value is a file. Each has an environment variable, such as
-PGSSLROOTCERT."""
+"""The URL parameters whose value is the path of a file. libpq has an environment variable for each
+of them, such as PGSSLROOTCERT."""
 _UNMASKED_PARAMETERS = frozenset(
     {
         "host",
@@ -232,8 +232,8 @@ def _mask_query_values(query: str) -> str:
 
 
 def validate_url(url: str) -> None:
-    """Raise ConfigError if this is not a valid database URL. The error text does not contain the
-    URL."""
+    """Raise ConfigError if `url` is not a valid database URL, or if riverpy cannot use one of its
+    parameters. The error text does not contain the URL."""
     if not url.startswith(("postgres://", "postgresql://")):
         scheme = re.match("[a-z][a-z0-9+.-]{0,20}://", url)
         raise ConfigError(
@@ -441,9 +441,9 @@ def _service_file_path(environ: Mapping[str, str]) -> Path:
 
 
 def make_pg_variables_url(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a URL that selects the same server as the environment variables `PG*`. The URL
-    contains the name of the service in PGSERVICE, because asyncpg reads this variable only after it
-    has read the service file, so that the variable has no effect."""
+    """Return a URL that selects the same server as the environment variables `PG*`. If PGSERVICE
+    names a service, the URL contains this name, because asyncpg reads PGSERVICE too late to use
+    it."""
     service = environ.get("PGSERVICE")
     return f"{_EMPTY_URL}?service={quote(service, safe='')}" if service else _EMPTY_URL
 
@@ -502,8 +502,9 @@ def find_ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ)
     """Return the environment variables of libpq that are set but have no effect.
 
     Raises:
-        ConfigError: a variable cannot be ignored for a connection over the network, or
-            PGTARGETSESSIONATTRS has an invalid value.
+        ConfigError: riverpy cannot ignore the value of a variable, or PGTARGETSESSIONATTRS has an
+            invalid value. If all hosts are Unix sockets, riverpy can ignore every variable except
+            PGREQUIREPEER.
     """
     query = dict(parse_qsl(urlsplit(url).query))
     if "target_session_attrs" not in query and _is_unknown_session_attrs(

@@ -1,4 +1,4 @@
-"""Makes the text of an exception for columns of the database and log events."""
+"""Formats exceptions as texts for the database and the log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def get_error_message(error: BaseException) -> str:
 
 def truncate_text(text: str, length_max: int, suffix: str = "") -> str:
     """If a text is longer than `length_max` characters, shorten it and append ` … [truncated]` and
-    `suffix`. The text and the mark together have `length_max` characters."""
+    `suffix`. Without `suffix`, the result then has `length_max` characters."""
     return (
         text
         if len(text) <= length_max
@@ -82,9 +82,9 @@ def flatten_exception_group(error: BaseException) -> Iterator[BaseException]:
 
 
 def describe_missing_grant(refusal: str) -> str:
-    """Return the GRANT statement that a role needs, as the end of an error text. `refusal` is the
-    text of the server's error. Return an empty text if `refusal` names no table, sequence or
-    schema."""
+    """Return a sentence with the GRANT statement that the role needs. `refusal` is the server's
+    error text, to which the caller appends the sentence. Return an empty text if `refusal` names no
+    table, sequence or schema."""
     found = _DENIED_OBJECT_PATTERN.search(refusal)
     if found is None:
         return ""

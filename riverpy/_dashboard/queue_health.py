@@ -40,25 +40,27 @@ if TYPE_CHECKING:
     from riverpy.queue import Queue
 
 LONG_WAIT_SECONDS = 60.0
-"""A queue is behind, i.e. its jobs wait too long, if its oldest due job waits longer than this time
-in seconds."""
+"""A queue is behind, i.e. its jobs wait too long, if its oldest due job has waited longer than this
+time, in seconds."""
 UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * UNWORKED_QUEUE_FAIL_LAG_FACTOR
-"""The wait of a job in seconds after which an operator must act if no worker works the queue.
-`riverpy doctor` has the same limit."""
+"""If a queue has no worker and its oldest due job has waited this many seconds, an operator must
+act. By default, `riverpy doctor` fails at the same limit."""
 USED_WITHIN_SECONDS = 1200.0
 """A client works a queue if the row of the queue was updated within this time, in seconds. Clients
 in all languages update the row every 10 minutes."""
 
 
 SAMPLED_JOBS_MAX = 1_000
-"""The maximum number of waiting jobs that are read from one queue to find their kinds. If many
-queues are read, the number for each queue is smaller."""
+"""The maximum number of waiting jobs that the dashboard reads from one queue to find the kinds of
+jobs. `SAMPLED_JOBS_TOTAL_MAX` lowers this number if the dashboard reads many queues."""
 SAMPLED_JOBS_TOTAL_MAX = 4_000
-"""The maximum number of waiting jobs that are read from all queues together to find their kinds."""
+"""The maximum number of waiting jobs that the dashboard reads from all queues together to find the
+kinds of jobs that no worker can run."""
 SAMPLED_QUEUES_MAX = 20
-"""The maximum number of queues whose waiting jobs are read to find kinds without a worker."""
+"""The maximum number of queues in which the dashboard searches for kinds of jobs that no worker can
+run."""
 KINDS_WITHOUT_WORKER_MAX = 100
-"""The maximum number of kinds without a worker that are read for all queues together."""
+"""The maximum number of kinds without a worker that one read returns for all queues together."""
 
 
 class WaitReason(NamedTuple):
@@ -94,7 +96,8 @@ class QueueFacts(NamedTuple):
 
     @property
     def live_worker_count(self) -> int | None:
-        """The number of workers of the queue whose heartbeat is recent. None: not known."""
+        """The number of workers of the queue whose heartbeat is recent. None: not known,
+        because riverpy's table of clients does not exist."""
         if self.status.workers is None:
             return None
         return self.status.workers - sum(one.state != "silent" for one in self.silent_workers)
@@ -106,8 +109,8 @@ class QueueFacts(NamedTuple):
 
     @property
     def was_used_lately(self) -> bool:
-        """Whether a client in any language has updated the queue's row within
-        `USED_WITHIN_SECONDS`."""
+        """Whether a client in any language has updated the queue's row in the last
+        `USED_WITHIN_SECONDS` seconds."""
         if self.row is None:
             return False
         return (self.read_at - self.row.updated_at).total_seconds() < USED_WITHIN_SECONDS
@@ -124,8 +127,8 @@ async def read_queue_facts(client: Client, fleet: OverallStatus) -> list[QueueFa
 
 
 def _choose_slow_queues(fleet: OverallStatus) -> list[str]:
-    """Return the queues whose jobs wait long although they have workers. The longest wait comes
-    first."""
+    """Return the names of queues whose jobs wait too long although the queue has workers and is not
+    paused. The longest wait comes first. At most `SAMPLED_QUEUES_MAX` names are returned."""
     slow = [
         queue
         for queue in fleet.queues
@@ -143,9 +146,9 @@ async def add_queue_to_status(
     clients: Sequence[ClientRow] = (),
 ) -> OverallStatus:
     """Return a status that contains the queue `name`. If `fleet` contains the queue, return
-    `fleet`. A status leaves out some queues if there are too many. In this case, read the counts of
-    the queue, and return `fleet` with only this queue. `clients` are the clients that work the
-    queue."""
+    `fleet`. Otherwise read the counts of the queue, and return a copy of `fleet` that contains only
+    this queue. `fleet` may lack the queue, because the number of queues in a status is limited.
+    `clients` are the clients that work the queue."""
     if any(queue.name == name for queue in fleet.queues):
         return fleet
     ended = await read_ended_job_counts(
@@ -170,8 +173,8 @@ async def add_queue_to_status(
 async def read_kinds_without_worker(
     tx: Transaction, schema: str | None, fleet: OverallStatus, names: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Find kinds that no live worker of their queue can run. Only the first waiting jobs of each
-    queue are read. Return the kinds by queue."""
+    """Return, for each queue in `names`, the kinds of waiting jobs that no live worker of the queue
+    can run. Only the first waiting jobs of each queue are read."""
     if fleet.candidates is None or not names:  # the table of clients is missing
         return {}
     jobs_max = min(SAMPLED_JOBS_MAX, SAMPLED_JOBS_TOTAL_MAX // len(names))
@@ -217,7 +220,8 @@ def explain_queue(facts: QueueFacts) -> list[HealthSentence]:
 
 
 def _explain_waits(facts: QueueFacts) -> HealthSentence:
-    """Return the sentence about the due jobs of a queue."""
+    """Return the HealthSentence about the due jobs of a queue: whether jobs wait, how long, and
+    why."""
     waits = describe_waiting_jobs(facts)
     if facts.status.paused:
         since = facts.paused_seconds
@@ -239,7 +243,8 @@ def describe_waiting_jobs(facts: QueueFacts, where: str = "") -> str:
 
     Args:
         facts: the facts about the queue.
-        where: the queue as part of the sentence, such as ` in mail`.
+        where: the text after the number of jobs. For example, ` in mail` makes the text
+            `2 jobs wait in mail, the oldest for 1h5m`.
     """
     queue = facts.status
     if queue.due_for is None:
@@ -287,13 +292,14 @@ def _explain_missing_workers(facts: QueueFacts) -> WaitReason:
 
 
 def _has_non_riverpy_clients(fleet: OverallStatus) -> bool:
-    """Return whether a client in another language is known to run."""
+    """Return whether a client in another language probably runs: the leader is not a riverpy
+    client, or jobs run in a client that is not registered."""
     is_leader_foreign = fleet.leader is not None and bool(fleet.leader.foreign)
     return is_leader_foreign or any(one.state == "unregistered" for one in fleet.workers)
 
 
 def _explain_busy_workers(facts: QueueFacts) -> WaitReason:
-    """Return the reason why jobs wait although workers can run their kinds."""
+    """Return the reason why due jobs wait although a live worker can run them."""
     queue = facts.status
     is_long = (queue.due_for or 0) > LONG_WAIT_SECONDS
     health: Health = "look" if is_long else "ok"

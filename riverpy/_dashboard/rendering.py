@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LIVE_BLOCK = "live"
 """The name of the template block that is updated while a page is open."""
 SHOWN_TEXT_LENGTH_MAX = 20_000
-"""The maximum number of characters that a page shows of a text, such as args."""
+"""The maximum number of characters of one text on a page, such as the args of a job."""
 STATES_IN_DISPLAY_ORDER = (
     JobState.AVAILABLE,
     JobState.RUNNING,
@@ -52,12 +52,12 @@ _MEDIA_TYPE_BY_STATIC_FILE = {"dashboard.css": "text/css", "dashboard.js": "text
 
 
 class TruncatedText(NamedTuple):
-    """The start of a text that may be too long to show."""
+    """A text that is cut if it is too long for a page."""
 
     text: str
     is_cut: bool
     length: int
-    """The number of characters of the whole text."""
+    """The number of characters of the text before it was cut."""
 
 
 def escape_hidden_characters(text: str) -> str:
@@ -121,7 +121,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_rate(rate: float) -> str:
-    """Format a number of jobs per second."""
+    """Format a number of jobs per second, such as `<0.1`, `2.5` or `1,234`."""
     if not rate:
         return "0"
     return "<0.1" if rate < 0.1 else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
@@ -157,7 +157,8 @@ class StaticFile(NamedTuple):
     content: bytes
     media_type: str
     version: str
-    """A hash of the content, so that browsers load a changed file again."""
+    """A hash of the content. It is part of the file's URL, so browsers load a changed file
+    again."""
 
 
 @cache

@@ -61,9 +61,8 @@ class Site:
         self._log = get_logger()
 
     def invalidate_caches(self, seconds_ago: float = 0.0) -> None:
-        """Make the dashboard read the status and the live regions again if it read them before a
-        change in the database. This process or another process made the change `seconds_ago`
-        seconds ago."""
+        """Stop using a cached status and cached live regions that were read before a change in the
+        database. This process or another process made the change `seconds_ago` seconds ago."""
         changed_at = time.monotonic() - seconds_ago
         self.statuses.invalidate_before(changed_at)
         self.regions.invalidate_before(changed_at)

@@ -18,11 +18,11 @@ STATUS_AGE_MAX = 1.5
 """How long the cache returns the last status without a new read, in seconds. If the last read
 failed, the cache raises the error of this read for the same time."""
 STATUS_PAUSE_FACTOR = 9.0
-"""After a slow read, the cache returns the status for the duration of the read times this factor,
-but for at most `STATUS_PAUSE_MAX`. Up to this limit, reads take at most a tenth of the time."""
+"""After a slow read, the cache returns the status for nine times the duration of the read, so that
+reads take at most a tenth of the time. `STATUS_PAUSE_MAX` limits how long it does so."""
 STATUS_PAUSE_MAX = 10.0
-"""The maximum time until the status is read again, in seconds. It applies even if reads are very
-slow, because pages must soon show that the database does not answer."""
+"""The maximum time for which the cache returns a status after a slow read, in seconds. It is short,
+because pages must soon show that the database does not answer."""
 TABLE_CHECK_INTERVAL = 60.0
 """The time in seconds after which the cache checks again which tables exist. A migration may have
 added tables."""
@@ -30,7 +30,7 @@ added tables."""
 
 class StatusCache:
     """Caches the status of clients and queues in a schema. A request that arrives during a read
-    waits for its result."""
+    waits for the result of that read."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def explain_worker(worker: WorkerStatus, fleet: OverallStatus) -> list[HealthSentence]:
-    """Return sentences about what a worker does and what is wrong with it. The worst is first."""
+    """Return sentences about what a worker does and what is wrong with it. The worst health
+    comes first."""
     return sort_sentences([_explain_state(worker, fleet), *_explain_problems(worker)])
 
 
@@ -29,8 +30,9 @@ def format_worker_state(worker: WorkerStatus) -> str:
 
 
 def describe_leadership(worker: WorkerStatus, led_domains: Sequence[str]) -> str:
-    """Return the leader domains of which a worker is the leader, in words. If there are none,
-    return whether it can become leader."""
+    """Describe the leadership of a worker, such as `leader of default` for the domains in
+    `led_domains`. If `led_domains` is empty, return whether the worker can become leader, or `–` if
+    the worker is silent."""
     if led_domains:
         return f"leader of {', '.join(led_domains)}"
     if is_silent(worker):
@@ -131,7 +133,7 @@ def _explain_problems(worker: WorkerStatus) -> Iterator[HealthSentence]:
 
 
 def find_led_domains(client_id: str, fleet: OverallStatus) -> list[str]:
-    """Return the leader domains of which a client is the leader."""
+    """Return the names of the leader domains whose leader is the client `client_id`."""
     leaders = {DEFAULT_DOMAIN: fleet.leader, **{one.name: one.leader for one in fleet.domains}}
     return [
         domain

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An event as a JSON object, without the data of jobs."""
+    """An event of a job, a queue or a lease, as a JSON object. The args, metadata and tags of the
+    job are left out."""
 
     event: str
     """The kind of event. `dropped` means that events were dropped because there were too many."""
@@ -48,8 +49,9 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason: str = ""
     """Why the client no longer holds the lease."""
     error: str = ""
-    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt, or of
-    code that ran while the client held a lease. Passwords in URLs are masked."""
+    """The first `ERROR_LENGTH_MAX` characters of an error. For a job, it is the error of the failed
+    or cancelled attempt. For a lease, it is the error that the code under the lease raised.
+    Passwords in URLs are masked."""
     dropped: int = 0
     """The number of dropped events."""
     client: str = ""

@@ -1,9 +1,9 @@
 """FleetFollower: receives the events of all workers for one client, and reads the jobs that this
 client watches.
 
-All subscriptions and watches of a client share one connection for LISTEN, one announcement and one
-statement. The announcement informs the workers which events the client wants to receive. The
-statement reads the watched jobs. It is sent after an event of such a job, and at least once a
+All subscriptions and watches of a client share one connection for LISTEN. The follower announces to
+the workers which events the client wants to receive. One statement reads all watched jobs that have
+changed. The follower executes the statement after an event of a watched job, and at least once a
 second, because events may be lost and River in Go sends none.
 """
 
@@ -58,17 +58,18 @@ if TYPE_CHECKING:
     from riverpy._waiting.pool_connection import SharedPoolConnection
 
 ANNOUNCEMENT_INTERVAL = 10.0
-"""The time in seconds after which the client sends its announcement to the workers again."""
+"""The time in seconds after which the client announces to the workers again which events it wants
+to receive."""
 ANNOUNCEMENT_RETRY_DELAY = 1.0
 """The delay in seconds before the client retries a failed announcement."""
 ANNOUNCEMENT_TIMEOUT = 5.0
-"""How long the start of a subscription waits for its first announcement, in seconds."""
+"""How long the start of a subscription waits until its first announcement is sent, in seconds."""
 WATCHED_JOB_POLL_INTERVAL = 1.0
 """The time in seconds between two reads of the watched jobs if no event arrives."""
 WATCHED_JOB_READ_INTERVAL_MIN = 0.02
 """The minimum time between two reads of the watched jobs, in seconds."""
 STATEMENT_TIMEOUT = 10.0
-"""The timeout of a statement that announces events or reads watched jobs, in seconds."""
+"""The timeout of a statement that sends an announcement or reads watched jobs, in seconds."""
 UNUSED_FOLLOWER_TIMEOUT = 2.0
 """How long the client still receives events after its last subscription or watch has ended, in
 seconds."""
@@ -103,17 +104,18 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._id = secrets.token_hex(8)
         """The id of this follower in its announcements."""
         self._readers_by_id: dict[int, WeakSet[RowReader]] = {}
-        """The open readers by job id. The references are weak, so that a reader disappears with its
-        watch."""
+        """The open readers by job id. The references are weak: Python deletes a reader when no code
+        uses its watch any more."""
         self._version_by_id: dict[int, str] = {}
-        """The version of the last row that was read, by id of the watched job."""
+        """The version (`xmin`) of the last row that was read for each watched job, by job id.
+        Empty: the row must be passed to a new reader."""
         self._ids_to_read: set[int] = set()
         self._announce_at = self._poll_at = self._read_at = 0.0
         """The monotonic times of the next announcement (`_announce_at`), of the next poll of the
         watched jobs (`_poll_at`) and of their last read (`_read_at`)."""
         self._change_number = self._announced_number = 0
-        """`_change_number` counts the changes of the wanted events. `_announced_number` is the
-        number of the last change that was announced to the workers."""
+        """`_change_number` counts how often the events that the client wants may have changed.
+        `_announced_number` is the number of the last change that was announced to the workers."""
         self._announced = asyncio.Event()
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
@@ -135,8 +137,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._announce_wanted_events_soon()
 
     def add_row_reader(self, reader: RowReader) -> None:
-        """Start to watch the job with the id `reader.job_id`. The next read from the database
-        passes the row of this job to the reader."""
+        """Start passing the row of the job `reader.job_id` to the reader: at the next read from the
+        database, and after each change."""
         self._require_open()
         self._readers_by_id.setdefault(reader.job_id, WeakSet()).add(reader)
         self._version_by_id[reader.job_id] = ""  # send the row to the new reader
@@ -144,7 +146,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._announce_wanted_events_soon()
 
     def remove_row_reader(self, reader: RowReader) -> None:
-        """Stop watching the job of a reader."""
+        """Stop passing the row of the job `reader.job_id` to the reader. Other readers of the same
+        job still receive the row."""
         if (readers := self._readers_by_id.get(reader.job_id)) is not None:
             readers.discard(reader)
         self._announce_wanted_events_soon()
@@ -177,8 +180,9 @@ class FleetFollower(StreamGroup["FleetStream"]):
             self._ids_to_read.discard(job_id)
 
     async def wait_until_wanted_events_announced(self) -> None:
-        """Wait until the workers are notified which events the client wants now, but for at most
-        `ANNOUNCEMENT_TIMEOUT` seconds. Without a connection, the workers are notified later."""
+        """Wait until the follower has announced to the workers which events the client wants now,
+        but for at most `ANNOUNCEMENT_TIMEOUT` seconds. Without a connection, the follower announces
+        the events later."""
         number = self._change_number
         with anyio.move_on_after(ANNOUNCEMENT_TIMEOUT):
             while self._announced_number < number and self._task.is_running:
@@ -228,8 +232,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     stream.put(event)
 
     def _read_all_watched_jobs_soon(self) -> None:
-        """Make the background task read all watched jobs. LISTEN has just started, so this client
-        has not received notifications that were sent before."""
+        """Make the background task read all watched jobs. The listener calls this after LISTEN has
+        started, because earlier notifications may be lost."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 
@@ -246,8 +250,9 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 await self._read_watched_jobs()
 
     async def _announce_end_if_unused(self) -> bool:
-        """If there was no subscription and no watch for `UNUSED_FOLLOWER_TIMEOUT` seconds, announce
-        to the workers that this follower has ended. Return whether the background task can end."""
+        """If there has been no subscription and no watch for `UNUSED_FOLLOWER_TIMEOUT` seconds,
+        announce to the workers that this follower has ended. Return whether the background task can
+        end."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None
@@ -317,8 +322,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 yield connection
 
     async def _read_watched_jobs(self) -> None:
-        """Read the jobs for which an event has arrived. If it is time to poll, read all watched
-        jobs."""
+        """Read the watched jobs for which an event has arrived. Every
+        `WATCHED_JOB_POLL_INTERVAL` seconds, read all watched jobs."""
         now = time.monotonic()
         if now >= self._poll_at:
             self._forget_unused_readers()
@@ -343,8 +348,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
             self._read_at = time.monotonic()
 
     async def _read_changed_rows(self, version_by_id: dict[int, str]) -> None:
-        """Read the rows of these jobs that have changed. `version_by_id` contains the last known
-        version of each row. Pass each changed row to the readers of its job."""
+        """Read the jobs whose version differs from their version in `version_by_id`, and pass each
+        row to the readers of its job. If a job does not exist, pass None."""
         async with self._acquire_connection("reading watched jobs") as connection:
             changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
         for job in changed:
@@ -356,8 +361,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 reader.set_row(job.version, row)
 
     async def _read_rows_one_by_one(self, version_by_id: dict[int, str]) -> None:
-        """Read the jobs one by one. If the server cannot read one job, only the readers of this job
-        fail."""
+        """Read the jobs one by one. If the server cannot read a job, only the readers of this job
+        receive the error."""
         for job_id, version in version_by_id.items():
             try:
                 await self._read_changed_rows({job_id: version})

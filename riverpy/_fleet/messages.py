@@ -23,9 +23,9 @@ JOB_IDS_PER_ANNOUNCEMENT_MAX = 300
 """The maximum number of job ids in one announcement. An announcement must fit into one
 notification."""
 ANNOUNCEMENTS_MAX = 20
-"""The maximum number of announcements of one client. Job ids that do not fit into them are not
-announced. The client finds the changes of watched jobs by polling, but subscriptions may receive no
-events of the jobs that are not announced."""
+"""The maximum number of announcements of one client. Job ids that do not fit into this number of
+announcements are left out. The client finds changes of watched jobs by polling, but subscriptions
+may receive no events of the jobs that are left out."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error in an event."""
 PROGRESS_TEXT_LENGTH_MAX = 500
@@ -59,8 +59,8 @@ class MessageHeader(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """An event of a job, a queue or a lease, as workers send it. Times are in microseconds since
-    2000."""
+    """An event of a job, a queue or a lease, as workers send it. `at` and the fields whose names
+    end with `_at` contain microseconds since 2000-01-01 UTC."""
 
     event: str
     at: int = 0
@@ -160,9 +160,9 @@ class EventPayloadBuilder:
         self._number = 0
 
     def build_payloads(self, lines: list[str], dropped: int) -> list[str]:
-        """Return the payloads for these lines. Each line is one encoded event of at most
-        `line_length_max` bytes. `dropped` is the number of dropped events, which the first payload
-        reports."""
+        """Return payloads that contain all `lines`. Each line is one encoded event of at most
+        `line_length_max` bytes. The first payload reports `dropped`, the number of dropped
+        events."""
         payloads: list[str] = []
         parts = [self._make_header_line(dropped)]
         size = len(parts[0])

@@ -70,7 +70,8 @@ class FleetOutbox:
     def add_job_event(
         self, event: StrEnum, job: JobRow, make_message: Callable[[], EventMessage]
     ) -> None:
-        """Add an event of a job, in the same way as `add_event`."""
+        """Add an event of a job if the event matches a filter. `make_message` is called when the
+        event is sent."""
         self.add_event(event, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id)
 
     def clear(self) -> None:
@@ -79,8 +80,9 @@ class FleetOutbox:
         self.dropped_count = 0
 
     def take_encoded_events(self, count: int, length_max: int) -> list[str]:
-        """Remove up to `count` events, the oldest first, and return them as JSON texts. Drop an
-        event that cannot be encoded or whose text is longer than `length_max`."""
+        """Remove up to `count` events, the oldest first, and return them as JSON texts. If a text
+        is longer than `length_max` bytes, leave out the error, the progress text and the reason.
+        Drop an event that is still too long or that cannot be encoded."""
         lines: list[str] = []
         for _ in range(min(count, len(self._waiting_events))):
             at, make_message = self._waiting_events.popleft()

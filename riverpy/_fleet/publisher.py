@@ -2,9 +2,10 @@
 to receive them.
 
 While there is no follower, no events are collected or sent. The publisher has its own connection,
-which is open only while there are followers. PostgreSQL commits the notifications of all sessions
-one after another, and this must not delay leases, heartbeats, claims or results. An event that
-cannot be sent is dropped and counted.
+because PostgreSQL commits the notifications of all sessions one after another: on a shared
+connection, this could delay leases, heartbeats, claims and results. The connection is opened for
+the first event, and closed 30 seconds after the last follower has ended. An event that cannot be
+sent is dropped and counted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SEND_RETRY_DELAY = 1.0
 LAST_SEND_TIMEOUT = 0.5
 """The timeout of the last statement that sends events when the client stops, in seconds."""
 UNUSED_CONNECTION_TIMEOUT = 30.0
-"""How long the connection stays open after the last follower has ended, in seconds."""
+"""How long the publisher's connection stays open after the last follower has ended, in seconds."""
 ANNOUNCEMENTS_KEPT_MAX = 2_000
 """The maximum number of valid announcements. Further announcements are ignored."""
 
@@ -77,8 +78,8 @@ class FleetPublisher:
         self._owner, self._make_connection, self._schema = owner, make_connection, schema
         self._connection: DedicatedConnection | None = None
         self._announcements: dict[tuple[str, int], tuple[float, WantedEventsAnnouncement]] = {}
-        """The valid announcements with the monotonic times at which they expire, by follower and
-        part."""
+        """The valid announcements, with the monotonic times at which they expire. The key is the
+        follower's id and the number of the announcement."""
         self._outbox = FleetOutbox(self._wake)
         self._messages = EventPayloadBuilder(client_id)
         self._woken = asyncio.Event()
@@ -92,7 +93,7 @@ class FleetPublisher:
         self._woken.set()
 
     def subscribe_to(self, notifier: Notifier) -> None:
-        """Receive the announcements of followers from a notifier."""
+        """Make a notifier pass the announcements of followers to `receive_announcement`."""
         notifier.subscribe(FOLLOW_TOPIC, self.receive_announcement)
 
     def receive_announcement(self, payload: str) -> None:
@@ -136,7 +137,8 @@ class FleetPublisher:
             self._wake()  # `run` must notice when announcements expire
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Send events until the client stops this service. Then send the remaining events."""
+        """Send events until the client stops this service. Then send the remaining events if the
+        connection is open."""
         task_status.started()
         try:
             while True:

@@ -1,4 +1,4 @@
-"""RowReader: gives the newest row of one watched job to one task."""
+"""RowReader: passes the newest row of one watched job to one task."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RowReaderOwner(Protocol):
     """The object that reads the rows of watched jobs from the database."""
 
     def add_row_reader(self, reader: RowReader) -> None:
-        """Start reading the row of the reader's job."""
+        """Start passing the row of the job `reader.job_id` to the reader."""
 
     def remove_row_reader(self, reader: RowReader) -> None:
-        """Stop sending the row of its job to this reader. Other readers of the same job still
-        receive the row."""
+        """Stop passing the row of the job `reader.job_id` to the reader. Other readers of the same
+        job still receive the row."""
 
 
 class WatchClosedError(ClientStateError):
@@ -32,8 +32,9 @@ class WatchClosedError(ClientStateError):
 
 
 class RowReader:
-    """Gives the newest row of one job to one task until the job's final state. A slow task receives
-    only the newest row."""
+    """Passes the row of one job to one task: first the current row, then the row after each change,
+    until the job has a final state. If the row changes several times before the task reads it, the
+    task receives only the newest row."""
 
     def __init__(self, owner: RowReaderOwner, job_id: int) -> None:
         self.job_id = job_id
@@ -42,7 +43,7 @@ class RowReader:
         self._unread_row: JobRow | None = None
         """The newest row. None: the task has already read it."""
         self._version = ""
-        """The version of the newest row."""
+        """The version (`xmin`) of the newest row."""
         self.read_version = ""
         """The version of the last row that the task has read."""
         self._error: Exception | None = None
@@ -51,7 +52,7 @@ class RowReader:
     # -- called by the owner
 
     def set_row(self, version: str, row: JobRow | None) -> None:
-        """Store the newest row of the job. None: the job does not exist.
+        """Store the newest row of the job. `row` is None if the job does not exist.
 
         The owner may pass the same row twice: when another reader of the job is added, the owner
         passes the current row to all readers of this job."""
