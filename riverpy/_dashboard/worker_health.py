@@ -133,7 +133,7 @@ def _explain_problems(worker: WorkerStatus) -> Iterator[HealthSentence]:
 
 
 def find_led_domains(client_id: str, fleet: OverallStatus) -> list[str]:
-    """Return the names of the leader domains whose leader is the client `client_id`."""
+    """Return the names of the leader domains whose current leader is the client `client_id`."""
     leaders = {DEFAULT_DOMAIN: fleet.leader, **{one.name: one.leader for one in fleet.domains}}
     return [
         domain

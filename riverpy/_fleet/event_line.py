@@ -1,7 +1,7 @@
 """EventLine: an event as a JSON object, for the health server, commands and web pages.
 
-The objects do not contain args, metadata or tags of jobs. So a reader needs no permission to read
-the data of jobs.
+The objects do not contain the args, tags and metadata of jobs, except the progress. So a reader
+needs no permission to read the data of jobs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An event of a job, a queue or a lease, as a JSON object. The args, metadata and tags of the
-    job are left out."""
+    """An event of a job, a queue or a lease, as a JSON object. The args, tags and metadata of the
+    job (except its progress) are left out."""
 
     event: str
     """The kind of event. `dropped` means that events were dropped because there were too many."""
