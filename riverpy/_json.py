@@ -77,7 +77,7 @@ class _EncodingError(Exception):
         """The keys and indexes that lead to the value, innermost first."""
 
     def make_args_error(self, path: str) -> ArgsError:
-        """Return the error for the caller. `path` is the name of the whole document."""
+        """Return an ArgsError with the path of the value. `path` is the name of the document."""
         for key in reversed(self.path_keys):
             is_plain = isinstance(key, str) and _IDENTIFIER_PATTERN.fullmatch(key)
             path += f".{key}" if is_plain else f"[{key!a}]"
@@ -110,8 +110,8 @@ def encode_unchecked_string(value: str) -> str:
 
 
 def _apply_go_escapes(text: str) -> str:
-    """Replace the characters that Go escapes in JSON text. If the result would be larger than
-    `JSON_SIZE_MAX`, raise _EncodingError without making it."""
+    """Replace the characters that Go escapes in JSON text. Raise _EncodingError if the result would
+    be larger than `JSON_SIZE_MAX`."""
     if len(text) > JSON_SIZE_MAX // 6:  # an escape has 6 characters instead of 1
         _check_size(len(text) + 5 * sum(map(text.count, _GO_ESCAPES)))
     for char, escape in _GO_ESCAPES.items():
@@ -221,8 +221,9 @@ def _encode_decimal(value: Decimal, _depth: int) -> str:
 def _encode_members(
     members: Iterable[tuple[str | int, str | None, object]], depth: int, tag: Iterable[str] = ()
 ) -> str:
-    """Encode the members of an array or object, without its brackets. `tag` contains the encoded
-    type tag of a Struct, such as `"type":"A"`, which is put first. Empty: there is no tag.
+    """Encode the members of an array or object, without its brackets. If the object is a
+    Struct with a type tag, `tag` contains the encoded tag, such as `"type":"A"`, and the result
+    starts with this tag. Otherwise `tag` is empty.
 
     A member is a tuple: its key or index, the text before its value (such as `"key":`), and its
     value. If the text before the value is None, the key and a colon are encoded.
@@ -321,7 +322,8 @@ class _Field(NamedTuple):
 
 
 def _make_object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder:
-    """Return a function that encodes the declared fields of an object, in their order."""
+    """Return a function that encodes the declared fields of an object, in their order. For `tag`,
+    see `_encode_members`."""
 
     def encode_object(value: object, depth: int) -> str:
         members = (
@@ -349,7 +351,8 @@ def _make_struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
 
 
 def _resolve_default(default: object) -> object:
-    """Return the default value of a field. msgspec may store it as an object with a factory."""
+    """Return the default value of a field. For an empty list, dict, set or bytearray, msgspec
+    stores a factory instead of the value."""
     factory: object = getattr(default, "factory", None)
     for empty in (list[object], dict[object, object], set[object], bytearray):
         if factory is (get_origin(empty) or empty):

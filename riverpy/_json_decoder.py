@@ -70,8 +70,8 @@ def _decode_pydantic_model(cls: type[Any], value: object) -> object:
 
 
 def _is_json_value_type(cls: type) -> bool:
-    """Return whether JSON values can be instances of this class without conversion, as for `str` or
-    `dict`."""
+    """Return whether this is a class of decoded JSON values, such as `str` or `dict`, or a base
+    class of such a class."""
     return any(issubclass(plain, cls) for plain in _JSON_VALUE_TYPES)
 
 
@@ -128,8 +128,8 @@ def _list_inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
 
 
 def _convert_durations(value: Any, info: inspect.Type) -> Any:
-    """Return `value` with each integer replaced by a timedelta where the type `info` has a
-    duration."""
+    """Replace the integers in `value` with timedeltas where the type `info` declares a duration.
+    Return the new value."""
     match info, value:
         case inspect.TimeDeltaType(), int():
             try:

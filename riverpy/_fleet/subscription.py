@@ -69,14 +69,15 @@ class FleetSubscription:
     @property
     def dropped_by_workers(self) -> int:
         """The number of events that workers have dropped, for example because a worker may send
-        only a limited number of events per second. Events that only other subscriptions wanted, of
-        this client or another, are included."""
+        only a limited number of events per second. The number includes events that only other
+        subscriptions would have received."""
         return self._stream.dropped_by_workers
 
     async def __aenter__(self) -> Self:
-        """Open the subscription, and wait for at most 5 seconds until the workers are notified.
-        From then on they send their events. If there is no connection within this time, the workers
-        are notified later. Workers with `poll_only` receive no notifications and send no events.
+        """Open the subscription. Wait for at most 5 seconds until the workers are notified which
+        events to send; from then on, they send these events. If the client has no connection to the
+        database within this time, the workers are notified later. Workers with `poll_only` receive
+        no notifications and send no events.
 
         Raises:
             ClientStateError: the client is not open.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class JobWatch:
     """An async iterator over the changes of one job, until its final state.
 
-    The first item describes the current row. Each read of the row gives at most one change. A slow
-    task receives only the newest row. Only one task may read a watch; another task needs its own
-    watch.
+    The first item describes the current row. If the row changes several times in a short time, or
+    while the task handles an item, the task may receive only the newest row, as one change. Only
+    one task may read a watch; another task needs its own watch.
     """
 
     def __init__(self, reader: RowReader) -> None:
@@ -65,7 +65,8 @@ class JobWatch:
 
 
 def get_row_reader(watch: JobWatch) -> RowReader:
-    """Return the reader of a watch, for code that needs every version of the row."""
+    """Return the RowReader of a watch, for code that also needs the changes of the row that a watch
+    does not report."""
     return watch._reader  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -92,7 +93,7 @@ def find_change_kind(before: JobRow | None, row: JobRow) -> JobChangeKind | None
 
 
 def _decode_metadata_keeping_json_values(row: JobRow) -> dict[str, Any]:
-    """Return the metadata of a row. The values stay JSON texts."""
+    """Return the metadata of a row as a dict. Its values are not decoded (`msgspec.Raw`)."""
     text: str = row.get_encoded_values()[JobColumn.METADATA]
     try:
         return msgspec.json.decode(text, type=dict[str, msgspec.Raw])

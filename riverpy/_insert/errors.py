@@ -1,4 +1,5 @@
-"""Errors of inserts: replaces database errors with riverpy errors whose texts contain advice."""
+"""Replaces database errors of inserts with riverpy errors. Their texts say how to solve the
+problem."""
 
 from __future__ import annotations
 
@@ -50,12 +51,13 @@ def sqlstate(error: BaseException) -> str | None:
 def translate_insert_errors(
     tx: Transaction | None, *, in_savepoint: bool = False
 ) -> Generator[None]:
-    """Replace database errors of the block with riverpy errors if their cause is known.
+    """Replace database errors of the `with` block with riverpy errors if their cause is known.
 
     Args:
-        tx: the caller's connection. An error of the server aborts the caller's transaction, and the
-            error text says so.
-        in_savepoint: whether the block runs in a savepoint, so that the transaction stays usable.
+        tx: the caller's connection, or None. If it is set, the error text says that the error has
+            aborted the caller's transaction.
+        in_savepoint: whether the `with` block runs in a savepoint. Then an error does not abort the
+            transaction, and the error text does not say so.
     """
     try:
         yield
@@ -83,8 +85,8 @@ def make_insert_error(error: Exception) -> Exception:
 
 @contextmanager
 def translate_notify_channel_error() -> Generator[None]:
-    """Raise ConfigError if the server rejects a notification because the schema name is too
-    long."""
+    """Raise ConfigError if the server rejects a notification of the `with` block because the schema
+    name is too long."""
     try:
         yield
     except DATABASE_ERRORS as error:

@@ -25,8 +25,8 @@ BACKLOG_BYTES_MAX = 64 * 1024 * 1024
 
 
 class InsertCall:
-    """The jobs of one call, and its result. All jobs of a call are inserted by the same
-    statement."""
+    """One call of `insert` or `insert_many`: its jobs and its result. One statement inserts all
+    jobs of the call."""
 
     __slots__ = ("give_up_at", "result", "rows", "size")
 
@@ -37,8 +37,8 @@ class InsertCall:
         result: asyncio.Future[list[InsertResult]],
         give_up_at: float,
     ) -> None:
-        """Create the call. It fails if it still waits at `give_up_at`, a time of the event loop's
-        clock."""
+        """Create the call. If the call still waits at `give_up_at`, a time of the event loop's
+        clock, the call fails."""
         self.rows, self.size, self.result, self.give_up_at = rows, size, result, give_up_at
 
     def fail(self, error: Exception) -> None:
@@ -62,8 +62,8 @@ class InsertBacklog:
         self._room_available: asyncio.Event | None = None
         """Set when the backlog has room again. None: no call waits for room."""
         self._room_lock = anyio.Lock()
-        """The lock that calls acquire to wait for room, so that they continue in the order of their
-        arrival."""
+        """Held by the call that waits for room. Later calls wait for this lock, so that calls
+        continue in the order of their arrival."""
         self._calls_without_room_count = 0
 
     def __len__(self) -> int:
@@ -81,8 +81,8 @@ class InsertBacklog:
         return self._job_count < BACKLOG_JOBS_MAX and self._byte_count < BACKLOG_BYTES_MAX
 
     async def wait_for_room(self) -> None:
-        """Wait until the backlog has room for this call. Calls that waited before come first. The
-        caller must then add its call without another `await`."""
+        """Wait until the backlog has room. Calls continue in the order of their arrival. After
+        this method, the caller must add its call at once, without another `await`."""
         self._calls_without_room_count += 1
         try:
             async with self._room_lock:
@@ -104,8 +104,7 @@ class InsertBacklog:
             self._remove_call(call)
 
     def take_batch(self) -> list[InsertCall]:
-        """Remove and return the calls for one statement: the oldest calls whose jobs fit into it
-        together."""
+        """Remove and return the oldest calls whose jobs together fit into one statement."""
         batch: list[InsertCall] = []
         job_count = byte_count = 0
         for call in self._calls:

@@ -89,8 +89,7 @@ NO_CONNECTION_ERROR_TEXT = (
 )
 INSERT_HOOKS_TIMEOUT = 2.0
 """The timeout in seconds of the hooks and middleware of an insert, if riverpy itself has opened the
-transaction. The code before the insert statement and the code after the statement each have this
-timeout."""
+transaction. The timeout applies once before the insert statement, and again after it."""
 SHARED_CALL_JOBS_MAX = 100
 """The maximum number of jobs in a call that shares its statement with other calls."""
 
@@ -134,8 +133,8 @@ def _describe_hook(hook: object) -> str:
 
 
 class SharedStatementSetup(NamedTuple):
-    """What a client provides for shared statements. A shared statement inserts the jobs of several
-    calls."""
+    """The functions and settings of a client that its shared statements use. A shared statement
+    inserts the jobs of several calls."""
 
     connect: Callable[[], Awaitable[Connection]]
     """Opens the connection that the client uses only for shared statements."""
@@ -151,8 +150,8 @@ def make_shared_statement_setup(
     require_open: Callable[[], object],
 ) -> SharedStatementSetup | None:
     """Return the setup for shared statements (each inserts the jobs of several calls). Return None
-    if `database` is a pool of the caller. Such a pool may run setup code each time a connection is
-    acquired, so each call must insert its jobs over a connection that it has acquired."""
+    if `database` is not a URL. A caller's pool may run setup code each time a connection is
+    acquired, so each call must acquire a connection from this pool."""
     if not isinstance(database, str):
         return None
     connector = Connector(database, config, password)
@@ -441,8 +440,8 @@ class Inserter:
         queues = list_queues_with_due_jobs(rows) if should_notify else []
         sender = self._shared_sender
         try:
-            # Without `sender`, nobody could send a notification that the rate limiter has found to
-            # be overdue. Replaced jobs may be in other queues, which the limiter does not know.
+            # The rate limiter needs `sender`, which sends the overdue notifications. Replaced jobs
+            # may be in other queues, which the limiter does not know.
             if sender is None or any(row.replace is not None for row in rows):
                 return await self._send_rows_on_pool(rows, QueuesToNotify(queues), send)
             return await self._send_with_rate_limit(rows, send, queues, sender)
@@ -458,7 +457,8 @@ class Inserter:
         queues: list[str],
         sender: SharedStatementSender,
     ) -> T:
-        """Send rows, and notify those of `queues` that no other statement has just notified."""
+        """Send rows, and notify those of `queues` that no other statement has just notified.
+        `sender` sends the overdue notifications (see `NotifyLimiter`)."""
         selection = self._notify_limiter.select_queues(queues)
         is_stored = False
         try:

@@ -16,10 +16,10 @@ NOTIFY_INTERVAL_MIN = 0.002
 """The minimum number of seconds between two notifications of one queue. The limit applies to the
 inserts of one client without `tx`."""
 NOTIFICATION_COVERAGE_SECONDS = 0.004
-"""For this number of seconds after its start, a statement with a notification also notifies for the
-statements without one. A client that receives the notification claims jobs again 5 ms later, and
-finds all jobs that were stored by then. If a statement without a notification ends later, a
-notification is overdue (see `NotifyLimiter`)."""
+"""For this number of seconds after the start of a statement with a notification, other statements
+may end without a notification. A client that receives the notification claims jobs again 5 ms
+later, and finds all jobs that were stored by then. If a statement without a notification ends
+later, a notification is overdue (see `NotifyLimiter`)."""
 _REMEMBERED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 
@@ -30,7 +30,7 @@ class NotifySelection(NamedTuple):
     notified_queues: list[str]
     """The queues that the statement notifies."""
     skipped_queues: list[str]
-    """The queues that the statement does not notify, because another statement has just done it."""
+    """The queues that the statement does not notify, because another one has just notified them."""
     overdue_queues: list[str]
     """Those of `notified_queues` whose notification was overdue (see `NotifyLimiter`)."""
     started_at: float
@@ -53,8 +53,8 @@ class NotifyLimiter:
     after the notification.
 
     A statement that did not notify may end too late for the second claim, for example because the
-    disk is slow. Then the notification of its queues is overdue: another statement must notify
-    these queues.
+    disk is slow. Then a notification is overdue: another statement must notify the queues of the
+    late statement.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -86,9 +86,9 @@ def check_replacing_row(row: InsertRow) -> None:
     """Check that a row may replace an existing job.
 
     Raises:
-        InsertError: the row has the option `replace` but no unique key. Or the row is pending and
-            its option `replace` selects `scheduled_at`: the existing job may have a state other
-            than pending.
+        InsertError: the row has the option `replace` but no unique key; or the row is pending and
+            its option `replace` selects `scheduled_at`. A pending row must not change
+            `scheduled_at`, because the existing job may not be pending.
     """
     if row.replace is None:
         return
@@ -102,10 +102,9 @@ def check_replacing_row(row: InsertRow) -> None:
 
 
 def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
-    """Merge two rows of a batch that have the same unique key. Return the first row, with some of
-    its values replaced by the values of `later`. The option `replace` of `later` selects these
-    values. The returned row has the `replace` options of both rows. If `later` has no such option,
-    return the first row unchanged."""
+    """Merge two rows of a batch that have the same unique key. Return a copy of `first` with the
+    values of `later` that `later.replace` selects. The `replace` option of the copy combines the
+    `replace` options of both rows. If `later.replace` is None, return `first` unchanged."""
     if later.replace is None:
         return first
     chosen = _decode_replace_opts(later.replace)

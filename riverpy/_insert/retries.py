@@ -1,4 +1,5 @@
-"""Limits for retries of inserts without `tx`, and checks of which errors allow a retry."""
+"""Limits for retries of inserts without `tx`, and functions that decide whether an error allows a
+retry."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class PreparedJob(NamedTuple):
 
 
 class _UniqueRule(NamedTuple):
-    """The unique options of a job, and the time at which it is due. The unique key of the job
-    depends on them, on its row and on its args class."""
+    """The unique options of a job, and the time at which it is due. `compute_key` combines both
+    with the row and the args class of the job."""
 
     opts: UniqueOpts
     due_at: datetime

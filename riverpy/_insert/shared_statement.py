@@ -1,8 +1,9 @@
 """SharedStatementSender: inserts the jobs of many calls with few statements.
 
-One statement runs at a time, over a connection that the client reserves for it. Calls that arrive
-during this statement wait for the next one, which inserts the jobs of all these calls and commits
-once. If no statement runs, a call is sent at once. A task of the sender sends the statements.
+One statement runs at a time, over a connection that the client uses only for these statements.
+Calls that arrive during a statement wait for the next one, which inserts the jobs of all waiting
+calls and commits once. If no statement runs, a call is sent at once. A task of the sender sends the
+statements.
 
 As long as calls arrive one at a time, the caller's task sends each call itself, because a switch
 between tasks takes about as long as the rest of the Python code. As soon as calls arrive at the
@@ -68,26 +69,27 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL = 10
-"""After this many consecutive statements with one call each, the task of a caller sends its call
-itself. When another call arrives during such a statement, the count starts at zero again."""
+"""After this many consecutive statements with one call each, the caller's task sends the next call
+itself. If another call arrives while a caller's task sends its call, the count starts at zero
+again."""
 SPLIT_STATEMENT_TIMEOUT = 30.0
-"""The timeout in seconds for sending a refused statement again in smaller parts."""
+"""The timeout in seconds for sending the calls of a failed statement again in smaller parts."""
 CALLS_SENT_ALONE_MAX = 10
-"""A refused statement is split into parts. If a part is also refused and has at most this many
-calls, each of these calls is sent in a statement of its own."""
+"""The calls of a failed statement are sent again in smaller parts. If a part with at most this many
+calls fails too, each of its calls is sent in a separate statement."""
 TEMPORARY_FAILURES_MAX = 3
-"""If this number of parts fail one after the other, and their jobs are not the reason, all
-remaining calls fail with the last error."""
+"""If this many parts fail with temporary errors, and no part succeeds between them, all calls that
+are not inserted yet fail with the last error."""
 OVERDUE_NOTIFICATION_DELAY = 0.003
-"""Seconds to wait until a separate statement sends an overdue notification. If an insert statement
-runs earlier, it sends the notification too."""
+"""The delay in seconds before a separate statement sends an overdue notification. If an insert
+statement runs during this delay, the insert statement sends the notification."""
 NOTIFY_TIMEOUT = 5.0
 """The timeout of a statement that only notifies queues, in seconds."""
 CONNECTION_IDLE_SECONDS_MAX = 300.0
 """A connection that was idle for this number of seconds is replaced, because a firewall may have
 dropped it without notice. The connections of the pool have the same limit."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds for which `close` still sends waiting jobs."""
+"""The maximum number of seconds for which `close` sends waiting jobs."""
 CANCEL_TIMEOUT = 1.0
 """Seconds to wait until a cancelled statement or task has ended."""
 _CLIENT_CLOSED_TEXT = "the client was closed before the job was inserted"
@@ -108,7 +110,7 @@ class SharedStatementSender:
         trace_internal: bool = False,
     ) -> None:
         """Create the sender without a connection. `connect` opens the reserved connection before
-        the first insert, and again after a loss."""
+        the first insert, and again if the connection was closed or lost."""
         self._connect, self._schema = connect, schema
         self._notify_limiter, self._should_notify = notify_limiter, should_notify
         self._notification_queue_log = notification_queue_log
@@ -126,7 +128,7 @@ class SharedStatementSender:
         self._direct_call: InsertCall | None = None
         """The call that its caller's task is sending now, or None."""
         self._single_call_statement_count = 0
-        """The number of consecutive statements of the task that had only one call."""
+        """The number of consecutive statements of `_task` that had only one call each."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         """The timer that ends calls that have waited for too long. One timer serves all calls."""
         self._overdue_timer: asyncio.TimerHandle | None = None
@@ -137,7 +139,7 @@ class SharedStatementSender:
         self._is_statement_abandoned = False
         """Whether the running statement was cancelled because all of its calls were cancelled."""
         self._is_closed = False
-        """Whether `close` has stopped waiting for statements. From then on, no connection is
+        """Whether `close` no longer waits for jobs to be sent. While this is True, no connection is
         opened."""
 
     async def insert(self, rows: list[InsertRow], size: int) -> list[InsertResult]:
@@ -183,8 +185,8 @@ class SharedStatementSender:
         )
 
     async def _send_in_caller_task(self, call: InsertCall) -> list[InsertResult]:
-        """Send a call in its caller's task. If other calls arrive before the statement ends, the
-        task of this object sends them."""
+        """Send a call in its caller's task. If other calls arrive before the statement ends,
+        `_task` sends these calls afterwards."""
         self._direct_call = call
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
@@ -252,10 +254,10 @@ class SharedStatementSender:
         method."""
         if self._direct_call is not None:
             return
-        # A task that is done here was cancelled before its first step. Otherwise `_run` has set
-        # `_task` to None.
+        # `_run` sets `_task` to None when it ends. `_task` can be a finished task only if the task
+        # was cancelled before `_run` started.
         if self._task is None or self._task.done():
-            # The task gets none of the context variables of the call that starts it.
+            # An empty context: the task must not inherit the context variables of a caller.
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name="riverpy inserts", context=contextvars.Context()
             )
@@ -291,8 +293,8 @@ class SharedStatementSender:
             self.notify_overdue_queues_soon()
 
     def _end_expired_calls(self) -> None:
-        """End the calls that have waited for too long with an error, and set the timer for the next
-        call."""
+        """Let the calls fail that have waited for too long. Then set the timer for the oldest
+        waiting call."""
         loop = asyncio.get_running_loop()
         for call in self._backlog.take_expired_calls(loop.time()):
             call.fail(self._make_expiry_error())
@@ -312,8 +314,8 @@ class SharedStatementSender:
     # -- the connection
 
     def _get_open_connection(self) -> Connection | None:
-        """Return the open connection. None: there is none, it was lost while it was idle, or it was
-        idle for too long."""
+        """Return the open connection. Return None if there is no connection, if it was lost, or if
+        it was idle for too long."""
         if time.monotonic() - self._used_at > CONNECTION_IDLE_SECONDS_MAX:
             self._terminate_connection()
         connection = self._connection
@@ -326,7 +328,7 @@ class SharedStatementSender:
             raise ClientStateError(_CLIENT_CLOSED_TEXT)
         cancelled, self._cancelled_connection = self._cancelled_connection, None
         if cancelled is not None:
-            # asyncpg cancels the statement on the server before it sends another one.
+            # Before asyncpg sends the next statement, it cancels the old one on the server.
             with suppress(*DATABASE_ERRORS), terminate_on_error(cancelled):
                 with anyio.fail_after(CANCEL_TIMEOUT):
                     await require_writable(cancelled)
@@ -342,8 +344,8 @@ class SharedStatementSender:
             connection.terminate()
 
     async def _open_connection_with_retries(self) -> bool:
-        """Try to open the connection until it is open, or until no call waits any more. Return
-        whether it is open."""
+        """Try to open the connection until this succeeds, or until no call waits any more. Return
+        whether the connection is open."""
         backoff = Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
         while True:
             try:
@@ -456,7 +458,8 @@ class SharedStatementSender:
 
     def _keep_or_close_connection(self, error: BaseException) -> None:
         """Keep the connection if it is usable after this error, otherwise close it. After a timeout
-        or a cancellation, `_open_connection` decides this later, so that no caller waits now."""
+        or a cancellation, `_open_connection` checks later whether the connection is usable, because
+        callers must not wait for this check."""
         if is_data_error(error) or not may_break_session(error):
             return
         if isinstance(error, (TimeoutError, asyncio.CancelledError)):
@@ -465,8 +468,8 @@ class SharedStatementSender:
             self._terminate_connection()
 
     def _uncancel_after_abandoned_statement(self) -> bool:
-        """If the task was cancelled only to end its statement, undo the cancellation. Return True
-        if the task continues."""
+        """Undo the cancellation of the task if only `_cancel_abandoned_statement` has cancelled the
+        task. Return whether the cancellation was undone, so that the task continues."""
         is_abandoned, self._is_statement_abandoned = self._is_statement_abandoned, False
         return is_abandoned and self._task is not None and self._task.uncancel() == 0
 
@@ -495,8 +498,8 @@ class SharedStatementSender:
 
 
 class _SplitStatementSender:
-    """Sends the calls of a refused statement again in smaller parts, so that only the refused calls
-    fail."""
+    """Sends the calls of a failed statement again in smaller parts, so that a call that the server
+    refuses does not make the other calls fail."""
 
     def __init__(
         self, calls: list[InsertCall], send_statement: Callable[[list[InsertCall]], Awaitable[None]]
@@ -541,7 +544,7 @@ class _SplitStatementSender:
         self._temporary_failure_count = 0
 
     def _fail_remaining_calls(self, error: Exception) -> None:
-        """End all remaining calls with this error."""
+        """Let all calls that are not inserted yet fail with this error."""
         for call in self._sender.unsent_rows:
             call.fail(make_insert_error(copy.copy(error)))
         self._sender.discard_unsent_rows()

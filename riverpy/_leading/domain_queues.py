@@ -3,11 +3,13 @@ domain is a group of clients that elect one leader.
 
 A queue is orphaned if no client of its domain has written a heartbeat for
 `DOMAIN_ORPHANED_AFTER_SECONDS`. The leader of the domain `default` maintains orphaned queues. If
-this leader is not a riverpy client, or if there is none, the holder of the schema lease maintains
-them. This process measures with its own clock how long a heartbeat has not changed, because the
-server's clock may be set to another time. If the heartbeat is already older than
-`DOMAIN_ORPHANED_AFTER_SECONDS` by the server's clock, the queue is orphaned as soon as this process
-has seen no change of the heartbeat for `Config.dead_after`.
+this domain has no leader, or if its leader is not a riverpy client, the holder of the schema lease
+maintains the orphaned queues.
+
+This process measures with its own clock how long a heartbeat has not changed, because the server's
+clock may be set to another time. If a heartbeat is older than `DOMAIN_ORPHANED_AFTER_SECONDS` by
+the server's clock, the process waits only for `Config.dead_after`: if the heartbeat does not change
+during this time, the queue is orphaned.
 """
 
 from __future__ import annotations
@@ -63,14 +65,14 @@ class DomainQueueReader:
         dead_after: timedelta,
         contact_duration: Callable[[], float],
     ) -> None:
-        """Create the reader. It sends no statement.
+        """Create the reader. This call sends no statement.
 
         Args:
             domain: the domain of the leader, or the name of the schema lease. The holder of the
                 schema lease maintains only orphaned queues.
             has_notifications: whether `forget_queue_owners` is called when owners change.
-            contact_duration: returns for how many seconds this process has had contact with the
-                server without a break.
+            contact_duration: returns for how many seconds, without interruption, this process has
+                been in contact with the server.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._domain = domain
@@ -114,7 +116,8 @@ class DomainQueueReader:
         self._forget_count += 1
 
     async def _read_owned_queues(self) -> Sequence[OwnedQueue]:
-        """Read the queues that have an owner. If the table of owners is missing, there are none."""
+        """Read the queues that have an owner. If the table of owners is missing, return an empty
+        sequence."""
         purpose = "reading the owners of queues"
         async with self._connection.acquire(purpose, OWNED_QUEUES_READ_TIMEOUT) as connection:
             # A migration that creates the table sends no notification. So check for the table at

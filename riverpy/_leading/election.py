@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
 
 ELECTION_PAUSE_MAX = 60.0
-"""If the maintenance of a leader fails, the client takes no part in the election for at most this
-number of seconds."""
+"""The maximum number of seconds for which a client takes no part in the election after its
+maintenance has failed. If the interval between attempts is longer, the interval is the maximum."""
 
 
 class Election:

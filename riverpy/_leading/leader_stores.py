@@ -1,5 +1,5 @@
-"""Stores of leader leases: River's row of the leader, the lease of a domain, and the lease of the
-schema's maintenance."""
+"""Stores of leader leases: for the leader of the domain `default` (in River's table
+`river_leader`), for the leaders of other domains, and for the schema lease."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class SchemaLeaseStore(DomainLeaseStore):
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAcquireResult | None:
         """Try to acquire the lease. If a riverpy client is the leader of the domain `default`, do
-        not try, and return a result that is not granted."""
+        not try, and return a result whose `is_granted` is False."""
         async with self._request_connection.acquire(
             "acquiring the schema lease", timeout
         ) as connection:
