@@ -1,6 +1,6 @@
 """SharedStatementSender: inserts the jobs of many calls with few statements.
 
-One statement runs at a time, over a connection that the client uses only for these statements.
+One statement runs at a time, over a connection that the client reserves for this sender.
 Calls that arrive during a statement wait for the next one, which inserts the jobs of all waiting
 calls and commits once. If no statement runs, a call is sent at once. A task of the sender sends the
 statements.
@@ -82,7 +82,7 @@ TEMPORARY_FAILURES_MAX = 3
 are not inserted yet fail with the last error."""
 OVERDUE_NOTIFICATION_DELAY = 0.003
 """The delay in seconds before a separate statement sends an overdue notification. If an insert
-statement runs during this delay, the insert statement sends the notification."""
+statement starts during this delay, the insert statement sends the notification."""
 NOTIFY_TIMEOUT = 5.0
 """The timeout of a statement that only notifies queues, in seconds."""
 CONNECTION_IDLE_SECONDS_MAX = 300.0
