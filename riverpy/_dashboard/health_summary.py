@@ -38,8 +38,8 @@ class HealthSummary(NamedTuple):
 def make_health_summary(
     sentences: Iterable[HealthSentence], all_well: str = "All is well"
 ) -> HealthSummary:
-    """Return a summary of these sentences. There must be at least one. The most urgent sentence
-    decides the headline. `all_well` is the headline if nothing is wrong."""
+    """Return a summary of `sentences`, which must not be empty. The most urgent sentence decides
+    the headline. If nothing is wrong, `all_well` is the headline."""
     ordered = sort_sentences(list(sentences))
     health = ordered[0].health
     return HealthSummary(
@@ -48,8 +48,9 @@ def make_health_summary(
 
 
 def is_silent(worker: WorkerStatus) -> bool:
-    """Return whether a worker is silent: its last heartbeat is so old that a live worker would have
-    stopped claiming jobs. The worker counts as dead later, after its `dead_after`."""
+    """Return whether a worker is silent: it has sent no heartbeat for more than a third of its
+    `dead_after`. After this time a worker stops claiming jobs. After `dead_after` it counts as
+    dead."""
     if worker.state == "silent":
         return True
     if worker.silent_for is None or worker.dead_after is None:
@@ -100,7 +101,8 @@ def _describe_domain(domain: DomainStatus) -> HealthSentence:
 
 
 def describe_unheld_leases(status: OverallStatus) -> Iterator[HealthSentence]:
-    """Yield a sentence about the leases of user code that no client holds, if there are any."""
+    """Yield a sentence about the leases of user code or singletons that no client holds, if there
+    are any. The leases of leaders are not included."""
     expired = [lease for lease in status.leases if lease.state == "expired"]
     if expired:
         health: Health = "look" if all(lease.standbys for lease in expired) else "act"

@@ -27,7 +27,8 @@ COUNTS_AGE_MAX = 10.0
 """How long the cache keeps the result of a read, or the error of a failed read, in seconds. Workers
 write new counts only once a minute."""
 CACHED_READS_MAX = 200
-"""The maximum number of cached results. If there are more, the oldest is dropped."""
+"""The maximum number of cached results. If there are more, the least recently used one is
+dropped."""
 SPARKLINE_ROWS_MAX = 20_000
 """The maximum number of rows that are read to draw the sparklines, i.e. the small plots of the last
 hour beside each queue."""

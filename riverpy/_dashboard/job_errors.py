@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 ERROR_LINE_LENGTH_MAX = 120
 """The maximum number of characters of an error's first line in a list."""
 ERROR_LENGTH_READ_MAX = 1_000
-"""The maximum number of characters to read of an error. Passwords are masked in this text, before
-it is cut to the length that a page shows. If less were read, the text could end before the
-characters by which a password is recognized, such as the `@` in a URL."""
+"""The maximum number of characters to read of an error. The dashboard masks passwords in this text,
+and then shortens the first line to `ERROR_LINE_LENGTH_MAX`. A shorter text could end before the
+character that shows where a password is, such as the `@` in a URL."""
 ERRORS_BYTES_MAX = 16 * 1024
 """The maximum size in bytes of a job's column `errors`. When jobs are grouped by their last error,
 jobs with a larger column are not read."""
@@ -42,7 +42,7 @@ class ErrorGroup(NamedTuple):
 
     kind: str
     line: str
-    """The first line of the error, shortened. Empty: there is no error."""
+    """The first line of the error, shortened. Empty: the error has no text."""
     job_count: int
     path: str
     """The path of the page that lists the jobs of this group, relative to the dashboard's mount
@@ -58,7 +58,7 @@ class ErrorGroups(NamedTuple):
     left_out: int
     """The number of groups that are not in `groups`."""
     unread: int
-    """The number of jobs whose errors were too large to read."""
+    """The number of jobs that were not grouped, because their errors are missing or too large."""
     jobs: int
     """The number of jobs that were grouped."""
 
@@ -79,7 +79,7 @@ def get_last_error_line(job: JobRow) -> str:
 async def read_error_groups(
     tx: Transaction, schema: str | None, search: JobSearch, ids: Sequence[int]
 ) -> ErrorGroups:
-    """Read the last errors of the jobs with these ids and group the jobs by them. Jobs that the
+    """Group the jobs with these ids by their kind and their last error. Jobs that the PostgreSQL
     server cannot read are left out."""
     rows = await job_count_last_errors(
         tx, schema, ids, length_max=ERROR_LENGTH_READ_MAX, bytes_max=ERRORS_BYTES_MAX
@@ -104,9 +104,9 @@ def _get_first_line(text: str) -> str:
 
 
 def _find_common_prefix(line: str, whole: str) -> str:
-    """Return the text with which both `line` and `whole` begin. `whole` is the first line of a
-    stored error, and `line` is the same line as a page shows it. Both texts are equal up to the
-    first password (`line` has a mask there) or up to the place where `line` was shortened."""
+    """Return the start that `line` and `whole` have in common. `whole` is the first line of a
+    stored error. `line` is the same text as a page shows it: shortened, and with masked
+    passwords."""
     length = 0
     for shown, stored in zip(line, whole, strict=False):
         if shown != stored:

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters, JobOrder
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs that a search reads from one source if it has other filters too, such
-as a tag. A source is a state, a queue, or the newest jobs of the table."""
+"""The maximum number of jobs that a search with further filters, such as a tag, reads from one
+source. A source is a state, a queue, or the newest jobs of the table."""
 SORTED_JOBS_MAX = 2_000
-"""The maximum number of jobs that a search reads and sorts from one source if it has no other
-filters. A search by kind has the same limit, because it is useful only for a kind with few jobs. If
-a kind has more jobs, the result of a search by state, by queue or of the newest jobs is used
-instead."""
+"""The maximum number of jobs that a search without further filters reads from one source and
+sorts. The source `kinds` always has this limit, because it is useful only for kinds with few
+jobs. If a kind has more jobs, the search uses another source: a state, a queue, or the newest
+jobs."""
 FILTER_LENGTH_MAX = 1_000
 """The maximum number of characters of a filter's text."""
 LABEL_BY_FILTER = {
@@ -77,8 +77,8 @@ _KEY_BY_FILTER = {
 _SELECTIVE_SQL_PARTS = {
     *("kinds", "queues", "priorities", "tags_all", "tags_any", "metadata", "args", "error")
 }
-"""The names of the filters that may exclude most jobs. The optional parts of the search's SQL
-statement have the same names."""
+"""The filters that may exclude most of the jobs that a search reads. Each name is also the name of
+the part of the SQL statement that applies the filter."""
 _DESCRIPTION_BY_SOURCE: dict[SearchSource, str] = {
     "ids": "",
     "newest": "the newest {} jobs of the table",
@@ -321,9 +321,9 @@ def _plan_search(search: JobSearch, limit: int) -> PagePlan:
 async def _search_jobs_from_source(
     tx: Transaction, schema: str | None, plan: PagePlan, source: SearchSource
 ) -> tuple[SearchResult, str | None]:
-    """Search one source, i.e. one way to read jobs from the table. Return the result and a
-    description of the searched jobs. The description is None if all jobs that can match were
-    searched."""
+    """Search the jobs of one source, such as the newest jobs of the table. Return the result and a
+    description of the searched jobs. The description is None if the search did not reach its
+    limit."""
     limit = _choose_limit(plan, source)
     found = await job_search(tx, schema, plan.statement, source, limit)
     if source == "ids" or found.searched_count < limit:
@@ -338,8 +338,8 @@ def _choose_limit(plan: PagePlan, source: SearchSource) -> int:
 
 
 def _choose_search_sources(search: JobSearch) -> list[SearchSource]:
-    """Return the sources for a search, the best first. If the search of a source is not complete,
-    the next source is searched."""
+    """Return the sources for a search, the best first. If the search of one source reaches its
+    limit, the next source is searched instead."""
     given = search.filters.values
     if "ids" in given:
         return ["ids"]

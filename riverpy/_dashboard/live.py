@@ -1,8 +1,8 @@
 """Live updates: streams of server-sent events that contain the changing part of a page.
 
-A region is this part of one page for users with the same rights. All followers, i.e. the open
-streams of a region, share its content. A region has no task of its own. The first follower that
-finds it too old renders it, and the other followers wait for the result.
+A region is the changing part of one page, for users with the same rights. All followers, i.e. the
+open streams of a region, share its content. No background task renders a region: when a new
+rendering is due, one follower renders the region, and the others wait for the result.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ FOLLOWERS_MAX = 200
 """The maximum number of open streams of a dashboard. Further requests get the status 503. The page
 reports this to the user, and the browser tries again later."""
 REGIONS_MAX = 50
-"""The maximum number of regions with open streams. Requests for further regions get the status 503
-too."""
+"""The maximum number of regions with open streams. Requests for further regions get the status
+503."""
 STREAM_SECONDS_MAX = 300.0
 """The maximum duration of a stream in seconds. Then the browser connects again, so that the rights
 of its user are checked again."""
@@ -71,15 +71,15 @@ class LiveRegion:
         """`rendered_at` is the time at which the last rendering started. `_changed_at` is the time
         of the last known change in the database. Both are monotonic times."""
         self.version = 0
-        """The version number of the content. It does not increase if only texts for the age of a
-        time change, such as `5m ago`."""
+        """The version number of the content. It stays the same if only texts such as `5m ago` have
+        changed."""
         self.content = b""
         self.problem: str | None = None
         """Why the last rendering failed. None: it succeeded."""
         self.follower_count = 0
 
     async def render_if_due(self) -> None:
-        """Render the region if the time `due_at` has come."""
+        """Render the region if `due_at` has passed."""
         async with self._lock:
             began = time.monotonic()
             if began < self.due_at:
@@ -192,8 +192,7 @@ async def _stream_region(
     """Yield an event after each rendering.
 
     The event is `region` with the new content, `fresh` if the content has not changed, or `problem`
-    if the rendering failed. Content that was rendered before the page is not sent, because the page
-    would show an older state again.
+    if the rendering failed. Content that is older than the page in the browser is not sent.
     """
     sent_version = 0
     ends_at = time.monotonic() + STREAM_SECONDS_MAX

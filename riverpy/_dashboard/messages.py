@@ -26,9 +26,9 @@ class FlashMessage(msgspec.Struct, frozen=True):
 
     text: str
     state: Literal["ok", "look", "act"] = "ok"
-    """How the page marks the message, as in `Health`. `ok`: the whole change was made. `look`: a
-    part of the change was not made, or the user should read the message. `act`: nothing was
-    changed."""
+    """How the page marks the message. The values are those of `Health`. `ok`: the whole change was
+    made. `look`: a part of the change was not made, or the user should read the message. `act`:
+    nothing was changed."""
     link: str = ""
     """The path of a page with more information, relative to the dashboard's mount path. Empty:
     there is no link."""

@@ -21,14 +21,14 @@ class MountPathMiddleware:
 
 
 def correct_mount_path(scope: Scope) -> Scope:
-    """Return the ASGI scope with a path that begins with `root_path`, as ASGI requires.
+    """Return the ASGI scope with a `path` that begins with `root_path`, as ASGI requires.
 
-    Two kinds of scopes need this correction:
+    Two kinds of servers do not follow this rule:
 
     - Litestar removes the mount path from `path`, adds a slash at the end, and does not set
       `root_path`.
-    - A proxy removes a prefix from `path`. hypercorn and `FastAPI(root_path=…)` add this prefix
-      only to `root_path`. With such a scope, Starlette finds no page.
+    - Behind a proxy that removes a prefix from `path`, hypercorn and `FastAPI(root_path=…)` add the
+      prefix only to `root_path`. Starlette then finds no page.
     """
     root, path = scope.get("root_path", ""), scope.get("path", "")
     if "litestar_app" in scope:

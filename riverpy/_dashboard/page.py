@@ -42,9 +42,10 @@ class Page(NamedTuple):
     template: str
     """The name of the template, which extends `base.html`.
 
-    The block `live` of the template is sent again when its content changes. It must not contain the
-    CSRF token or the name of the user. So forms are outside of the block, and buttons and
-    checkboxes in the block refer to them by the attribute `form`.
+    The dashboard sends the block `live` of the template again when the content of the block
+    changes. All users with the same rights receive the same block, so it must not contain the CSRF
+    token or the name of the user. Forms contain the token, so they are outside of the block.
+    Buttons and checkboxes in the block refer to a form by the attribute `form`.
     """
     load: Callable[[PageRequest], Awaitable[Mapping[str, object]]]
     menu_title: str | None = None
@@ -64,7 +65,7 @@ class UserPageValues(NamedTuple):
 def make_common_template_values(
     view: PageRequest, pages: tuple[Page, ...], current: Page | None
 ) -> dict[str, object]:
-    """Return the values that all templates need. The live block of a template needs them too."""
+    """Return the values that all templates need, for a whole page or only for its block `live`."""
     return {
         "root": view.root_path,
         "can_write": view.access.level == "write",

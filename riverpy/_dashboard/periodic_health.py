@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import LeaderStatus, OverallStatus
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs that a search for the last jobs of periodic jobs reads. It reads the
-newest jobs of River's job table."""
+"""The maximum number of jobs that `find_last_jobs` reads. It reads the newest jobs of River's job
+table."""
 
 
 def split_periodic_row_id(row_id: str) -> tuple[str, str]:

@@ -103,8 +103,8 @@ class PlotSection(NamedTuple):
     width: int
     """The number of steps."""
     unknown_steps: int
-    """The number of steps at the start of the time range that ended before counting began. The
-    numbers of their attempts are not known."""
+    """The number of steps at the start of the time range that are older than all stored counts. How
+    many attempts ended in these steps is not known."""
     times: Sequence[str]
     """The start times of the first, the middle and the last step."""
     rows: Sequence[PlotTableRow]
@@ -129,8 +129,8 @@ async def load_plots(
 
     Args:
         view: the request for the page. Its query may contain the time range.
-        status: the status of all clients. It shows whether clients other than riverpy work jobs
-            too.
+        status: the status of all clients. If some of them are not riverpy clients, the result
+            contains a note that their jobs are not counted.
         path: the path of the page, for the links to other time ranges.
         queue: the queue. None: all queues together.
 
@@ -299,8 +299,8 @@ def _make_plots(
 
 
 def _count_steps_before_counting(steps: Sequence[TimeStepCounts], time_range: TimeRange) -> int:
-    """Return how many steps ended before counting began. A later step without counts had no
-    attempts."""
+    """Return the number of steps that are older than all stored counts. In a later step without
+    counts, no attempt ended."""
     if not steps or steps[0].counted_since is None:
         return len(steps)
     since = steps[0].counted_since
@@ -335,11 +335,12 @@ def _describe_totals(
 
 
 def _describe_wait_percentile(attempts: int, overs: Sequence[int], longest: float) -> str:
-    """Return a text about the wait that at least 95 % of the jobs did not exceed.
+    """Return a text such as `, and 95 % of the jobs waited less than 10s`.
 
-    This wait is known only as one of the limits in `WAIT_BOUNDS_SECONDS`, because only the number
-    of waits above each limit is stored. If more than 5 % of the waits exceeded the last limit, the
-    text reports this. If the limit equals the longest wait, the text is empty.
+    Only the number of waits above each of `WAIT_BOUNDS_SECONDS` is stored. So the text contains the
+    first of these limits that at most 5 % of the waits exceeded. If more than 5 % of the waits
+    exceeded the last limit, the text reports this. If the limit equals the longest wait, the text
+    is empty.
 
     Args:
         attempts: the number of waits.

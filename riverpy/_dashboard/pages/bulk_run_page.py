@@ -1,5 +1,5 @@
-"""The page of a run that changes all jobs that match a search. It shows the progress and the
-result."""
+"""The page of a bulk run, i.e. a change of all jobs that match a search. It shows the progress and
+the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 async def load_bulk_run_page(view: PageRequest) -> Mapping[str, object]:
-    """Return the progress and result of a run, as far as this process knows it."""
+    """Return the progress and the result of a bulk run.
+
+    Raises:
+        PageError: the run is not stored in the memory of this process.
+    """
     run = view.site.bulk_runs.find(view.path_params["run_id"])
     if run is None:
         raise PageError(

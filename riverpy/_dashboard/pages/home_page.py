@@ -45,11 +45,11 @@ checks of `riverpy doctor` run again after this time."""
 QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Queues with the longest waits come first."""
 QUEUES_NAMED_MAX = 5
-"""The maximum number of queues with long waits about which the page has a sentence each. One more
-sentence contains the number of the other queues with long waits."""
+"""The maximum number of queues with long waits that have their own sentence. One more sentence
+contains the number of the other queues with long waits."""
 STUCK_JOBS_NAMED_MAX = 5
-"""The maximum number of jobs that the sentence about a worker with stuck jobs lists. A stuck job
-ignores its cancellation."""
+"""The maximum number of stuck jobs that the page lists for each worker. A stuck job ignores its
+cancellation."""
 PERIODIC_JOBS_READ_MAX = 1_000
 """The maximum number of periodic jobs that are read to find the paused ones."""
 
@@ -85,11 +85,12 @@ PAGE = Page("home", "/", "home.html", load_home_page, "Home", findings_age_max=F
 def _describe_status(
     status: OverallStatus, facts: Sequence[QueueFacts], stuck_jobs: Sequence[StuckJob]
 ) -> list[HealthSentence]:
-    """Return the sentences about the health of all clients and queues. The leader, the workers,
-    failed attempts, waits and stuck jobs each have at least one sentence, even if nothing is wrong.
-    There is one exception: if the sentences about stuck jobs explain all long waits, there is no
-    sentence about waits. The other topics, such as paused queues, have a sentence only if there is
-    something to report."""
+    """Return the sentences about the health of all clients and queues.
+
+    The leader, the workers, failed attempts, waits and stuck jobs have a sentence even if nothing
+    is wrong. Other topics, such as paused queues, have one only if there is something to report.
+    If the sentences about stuck jobs explain all long waits, there is no sentence about waits.
+    """
     return [
         *describe_leaders(status),
         *_describe_workers(status),
@@ -182,8 +183,8 @@ def _describe_failed_attempts(status: OverallStatus) -> Iterator[HealthSentence]
 
 
 def _describe_waiting_queues(facts: Sequence[QueueFacts]) -> Iterator[HealthSentence]:
-    """Yield a sentence for each of the queues with the longest waits. The sentence contains the
-    reason for the waits."""
+    """Yield a sentence for each of the queues with the longest waits, with the reason for the
+    waits. If no queue has long waits, yield one sentence that confirms this."""
     behind = [
         (one, reason)
         for one in facts
@@ -220,8 +221,8 @@ def _get_wait_sort_key(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float
 
 
 def _is_explained_by_kinds_without_worker(facts: QueueFacts) -> bool:
-    """Return whether kinds that no worker can run explain the waits in a queue, and the page has a
-    sentence about each of these kinds."""
+    """Return whether jobs of a queue wait because no worker can run their kinds, and the page
+    already has a sentence about each of these kinds."""
     if facts.live_worker_count == 0 or not facts.kinds_without_worker:
         return False
     known = {kind.kind for kind in facts.fleet.kinds_without_worker}
@@ -252,7 +253,7 @@ def _describe_paused_queues(facts: Sequence[QueueFacts]) -> Iterator[HealthSente
 
 async def _read_paused_periodic_jobs(view: PageRequest) -> list[str]:
     """Return the ids of the paused periodic jobs. The list is empty if the table is missing, or if
-    the role may not read it."""
+    the database role may not read it."""
     schema = view.site.client.config.schema
     async with open_read_transaction(view.site.client) as tx:
         try:

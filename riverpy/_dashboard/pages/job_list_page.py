@@ -46,7 +46,7 @@ MASKED_ARGS_LENGTH_MAX = 20_000
 """The maximum number of characters of args that are masked for the list. Longer args are not shown,
 because masking takes long."""
 TICK_ALL = "all"
-"""The value of the query parameter `tick` that ticks all jobs on the page."""
+"""The value of the query parameter `tick` that ticks the checkboxes of all jobs on the page."""
 _NON_FILTER_PARAMETERS = ("after", "tick")
 """The query parameters of the page that are not filters."""
 
@@ -123,8 +123,8 @@ async def _load_job_list(view: PageRequest, search: JobSearch) -> Mapping[str, o
 
 
 def _make_listed_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
-    """Yield each job with the texts that the list shows. If the user's function `mask` fails for
-    one kind, it is not called again for that kind, so that the log does not repeat the failure."""
+    """Yield each job with the texts that the list shows. If the function `mask` fails for a job, it
+    is not called for further jobs of this kind, so that the log does not repeat the failure."""
     failed_kinds: set[str] = set()
     for job in jobs:
         if site.options.hide_args:

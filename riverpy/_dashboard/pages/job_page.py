@@ -152,8 +152,8 @@ def _get_last_client(job: JobRow) -> str:
 
 
 def _find_client_of_attempt(job: JobRow, attempt: int) -> str | None:
-    """Return the id of the client that ran an attempt. Return None if it is not known, for example
-    after a snooze: the snoozed attempt does not count, but `attempted_by` contains its client."""
+    """Return the id of the client that ran an attempt. None: not known, for example because
+    `attempted_by` also contains the clients of snoozed attempts, which are not counted."""
     clients = job.attempted_by
     if len(clients) == job.attempt and 1 <= attempt <= len(clients):
         return clients[attempt - 1]

@@ -69,7 +69,7 @@ class DomainLeader(NamedTuple):
 
 
 class ListedLease(NamedTuple):
-    """A lease of user code with the texts that the page shows."""
+    """A lease of user code or of a singleton, with the texts that the page shows."""
 
     lease: LeaseStatus
     expires_at: datetime
@@ -115,8 +115,8 @@ PAGE = Page(
 
 
 async def _read_domains(tx: Transaction, schema: str | None) -> DomainMap | None:
-    """Return the leader domains. Return None if their tables are missing, or if the role may not
-    read them."""
+    """Return the leader domains. Return None if their tables are missing, or if the database role
+    may not read them."""
     try:
         async with tx.transaction():
             return await read_domains_if_permitted(tx, schema)
@@ -148,8 +148,9 @@ def _describe_leaders_and_leases(
 
 
 def _list_leaders(status: OverallStatus, domains: DomainMap | None) -> Iterator[DomainLeader]:
-    """Yield the leader of the domain `default`, the holder of the lease for the whole schema, and
-    the leaders of the other domains."""
+    """Yield the leader of the domain `default`, the holder of the schema lease, and the leaders of
+    the other domains. If `default` has no riverpy leader, the holder of the schema lease does the
+    maintenance of the whole schema."""
     default_candidates = _list_default_candidates(status, domains)
     yield _make_domain_leader(status.at, DEFAULT_DOMAIN, status.leader, default_candidates, None)
     if domains is not None:

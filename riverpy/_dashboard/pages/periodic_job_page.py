@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 NEXT_RUN_TIMES_SHOWN = 5
 JOBS_SHOWN_MAX = 10
 SEARCHED_QUEUES_MAX = 200
-"""The maximum number of queues that are searched for the job of the last run."""
+"""The maximum number of queues in which the page searches for the job of the last run."""
 
 
 class NextRunTimes(NamedTuple):
@@ -55,7 +55,7 @@ class NextRunTimes(NamedTuple):
 
     times: list[datetime]
     zone_name: str | None = None
-    """The name of the schedule's time zone. None: the schedule has no time zone, or UTC."""
+    """The name of the schedule's time zone. None: it is UTC, or the schedule has no time zone."""
     local_times: Sequence[str] = ()
     """The run times in `times` as texts, in the schedule's time zone. Empty: `zone_name` is
     None."""
@@ -146,9 +146,11 @@ async def _find_last_job(
     found: FoundJobs,
     fleet: OverallStatus,
 ) -> ListedRun | None:
-    """Return the newest job that the periodic job inserted. This is the first job in `found`. If
-    `found` is empty, this is the job of the run at `entry.last_run_at`, which may be older than the
-    jobs that the search reads. None: the job is not known."""
+    """Return the newest job that the periodic job inserted, or None if it is not known.
+
+    `found` is the result of a search for the jobs of the periodic job, the newest first. The search
+    reads only a limited number of jobs. If it found none, search for the job of the last run.
+    """
     if found.jobs:
         return make_run_of_job(found.jobs[0])
     if entry.last_run_at is None:
@@ -168,8 +170,8 @@ async def _find_last_job(
 
 
 def compute_next_run_times(entry: PeriodicJobDashboardRow) -> NextRunTimes:
-    """Return the next run times of a periodic job, as far as they follow from the stored text of
-    its schedule."""
+    """Return the next run times of a periodic job. The first time is stored. The later times are
+    computed from the text of the schedule, if riverpy can parse it."""
     if entry.next_run_at is None:
         return NextRunTimes([])
     times = [entry.next_run_at]

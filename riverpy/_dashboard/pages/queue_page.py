@@ -41,8 +41,7 @@ WORKERS_SHOWN_MAX = 100
 
 
 class QueueWorker(NamedTuple):
-    """A client that works the queue, with its slots, i.e. how many jobs it runs at the same
-    time."""
+    """A client that works the queue. It runs at most one job in each of its slots."""
 
     client: ClientRow
     slots: int | None
@@ -51,8 +50,8 @@ class QueueWorker(NamedTuple):
 
 
 class QueuePageData(NamedTuple):
-    """The data about one queue that the status in `Site.statuses`, which all pages share, does not
-    contain."""
+    """The data that only the page of one queue needs. All pages share the other data, which is in
+    `Site.statuses`."""
 
     row: Queue | None
     clients: Sequence[ClientRow]

@@ -39,8 +39,8 @@ class ListedWorker(NamedTuple):
     sentences: Sequence[HealthSentence]
     state: str
     leadership: str
-    """A text: the leader domains of which the worker is the leader. If there are none: whether the
-    worker can become leader."""
+    """Whether the worker is a leader, in words such as `leader of default`. If it is not: whether
+    it can become leader."""
     is_leader: bool
     domain: str | None
     """The leader domain of the worker. None: not known."""

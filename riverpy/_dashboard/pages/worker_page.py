@@ -44,8 +44,8 @@ STUCK_JOBS_SHOWN_MAX = 20
 
 
 class WorkerPageData(NamedTuple):
-    """The data about one worker that the status in `Site.statuses`, which all pages share, does not
-    contain."""
+    """The data that only the page of one worker needs. All pages share the other data, which is in
+    `Site.statuses`."""
 
     now: datetime
     client: ClientRow | None
@@ -136,8 +136,8 @@ async def _read_page_data(
 
 
 async def _read_held_leases(tx: Transaction, schema: str | None, client_id: str) -> list[str]:
-    """Return the names of the leases of user code that a client holds. The list is empty if the
-    table of leases is missing, or if the role may not read it."""
+    """Return the names of the leases that a client holds for user code or singletons. The list is
+    empty if the table of leases is missing, or if the database role may not read it."""
     rows: Sequence[HeldOrExpiredLeaseRow] = ()
     try:
         async with tx.transaction():
