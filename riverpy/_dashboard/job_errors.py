@@ -23,8 +23,8 @@ ERROR_LINE_LENGTH_MAX = 120
 """The maximum number of characters of an error's first line in a list."""
 ERROR_LENGTH_READ_MAX = 1_000
 """The maximum number of characters to read of an error. The dashboard masks passwords in this text,
-and then shortens the first line to `ERROR_LINE_LENGTH_MAX`. A shorter text could end before the
-character that shows where a password is, such as the `@` in a URL."""
+and then shortens the first line to `ERROR_LINE_LENGTH_MAX`. If fewer characters were read, the text
+could end before the character that shows where a password is, such as the `@` in a URL."""
 ERRORS_BYTES_MAX = 16 * 1024
 """The maximum size in bytes of a job's column `errors`. When jobs are grouped by their last error,
 jobs with a larger column are not read."""

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters, JobOrder
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs that a search with further filters, such as a tag, reads from one
-source. A source is a state, a queue, or the newest jobs of the table."""
+"""The maximum number of jobs that a search reads from one source if it must filter these jobs, for
+example by tag. A source is a state, a queue, or the newest jobs of the table."""
 SORTED_JOBS_MAX = 2_000
-"""The maximum number of jobs that a search without further filters reads from one source and
-sorts. The source `kinds` always has this limit, because it is useful only for kinds with few
+"""The maximum number of jobs that a search reads from one source if all these jobs match and are
+only sorted. The source `kinds` always has this limit, because it is useful only for kinds with few
 jobs. If a kind has more jobs, the search uses another source: a state, a queue, or the newest
 jobs."""
 FILTER_LENGTH_MAX = 1_000

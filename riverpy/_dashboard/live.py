@@ -71,7 +71,7 @@ class LiveRegion:
         """`rendered_at` is the time at which the last rendering started. `_changed_at` is the time
         of the last known change in the database. Both are monotonic times."""
         self.version = 0
-        """The version number of the content. It stays the same if only texts such as `5m ago` have
+        """The version number of the content. It stays the same if only ages such as `5m ago` have
         changed."""
         self.content = b""
         self.problem: str | None = None

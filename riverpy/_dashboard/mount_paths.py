@@ -23,7 +23,7 @@ class MountPathMiddleware:
 def correct_mount_path(scope: Scope) -> Scope:
     """Return the ASGI scope with a `path` that begins with `root_path`, as ASGI requires.
 
-    Two kinds of servers do not follow this rule:
+    Two cases need this correction:
 
     - Litestar removes the mount path from `path`, adds a slash at the end, and does not set
       `root_path`.

@@ -88,8 +88,9 @@ def _describe_status(
     """Return the sentences about the health of all clients and queues.
 
     The leader, the workers, failed attempts, waits and stuck jobs have a sentence even if nothing
-    is wrong. Other topics, such as paused queues, have one only if there is something to report.
-    If the sentences about stuck jobs explain all long waits, there is no sentence about waits.
+    is wrong. Exception: if the sentences about stuck jobs explain all long waits, there is no
+    sentence about waits. Other topics, such as paused queues, have a sentence only if there is
+    something to report.
     """
     return [
         *describe_leaders(status),
@@ -222,7 +223,7 @@ def _get_wait_sort_key(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float
 
 def _is_explained_by_kinds_without_worker(facts: QueueFacts) -> bool:
     """Return whether jobs of a queue wait because no worker can run their kinds, and the page
-    already has a sentence about each of these kinds."""
+    has a sentence about each of these kinds."""
     if facts.live_worker_count == 0 or not facts.kinds_without_worker:
         return False
     known = {kind.kind for kind in facts.fleet.kinds_without_worker}

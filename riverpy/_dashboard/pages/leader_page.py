@@ -148,9 +148,9 @@ def _describe_leaders_and_leases(
 
 
 def _list_leaders(status: OverallStatus, domains: DomainMap | None) -> Iterator[DomainLeader]:
-    """Yield the leader of the domain `default`, the holder of the schema lease, and the leaders of
-    the other domains. If `default` has no riverpy leader, the holder of the schema lease does the
-    maintenance of the whole schema."""
+    """Yield the leader of the domain `default`, the holder of the schema lease (if there is one),
+    and the leaders of the other domains. If `default` has no riverpy leader, the holder of the
+    schema lease does the maintenance of the whole schema."""
     default_candidates = _list_default_candidates(status, domains)
     yield _make_domain_leader(status.at, DEFAULT_DOMAIN, status.leader, default_candidates, None)
     if domains is not None:

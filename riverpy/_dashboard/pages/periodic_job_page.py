@@ -148,8 +148,9 @@ async def _find_last_job(
 ) -> ListedRun | None:
     """Return the newest job that the periodic job inserted, or None if it is not known.
 
-    `found` is the result of a search for the jobs of the periodic job, the newest first. The search
-    reads only a limited number of jobs. If it found none, search for the job of the last run.
+    This is the first job in `found`, the jobs that a search found. The search reads only a limited
+    number of jobs. If `found` is empty, search for the job of the run at `entry.last_run_at`, which
+    may be older.
     """
     if found.jobs:
         return make_run_of_job(found.jobs[0])

@@ -50,8 +50,8 @@ class QueueWorker(NamedTuple):
 
 
 class QueuePageData(NamedTuple):
-    """The data that only the page of one queue needs. All pages share the other data, which is in
-    `Site.statuses`."""
+    """The data about one queue that only its page reads. The status in `Site.statuses`, which all
+    pages share, does not contain this data."""
 
     row: Queue | None
     clients: Sequence[ClientRow]

@@ -44,8 +44,8 @@ STUCK_JOBS_SHOWN_MAX = 20
 
 
 class WorkerPageData(NamedTuple):
-    """The data that only the page of one worker needs. All pages share the other data, which is in
-    `Site.statuses`."""
+    """The data about one worker that only its page reads. The status in `Site.statuses`, which all
+    pages share, does not contain this data."""
 
     now: datetime
     client: ClientRow | None
