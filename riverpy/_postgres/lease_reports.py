@@ -4,8 +4,8 @@ A client reports its standby leases, i.e. the leases that it would acquire if th
 the leases that it holds, it reports the lag, i.e. how much work is still to be done under the
 lease.
 
-A report uses the lease names of the table of leases. The lease of the leader of domain `default` is
-in River's own table, and is reported as `default`.
+Reports name a lease as the table of leases does. The lease for the leader of domain `default` is in
+River's own table instead. Reports name this lease `default`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 REPORTED_LEASES_MAX = 1_000
-"""The maximum number of standby leases in one report. The maximum number of held leases with a
-reported lag is the same. If there are more leases, only the first by name are reported."""
+"""The maximum number of standby leases in one report, and the maximum number of lags in one report.
+If a client has more, the report contains only the first by name."""
 REPORTING_CLIENTS_MAX = 10_000
 """The maximum number of clients whose reports are read at once."""
 
@@ -38,9 +38,9 @@ class ReportedLag(msgspec.Struct, frozen=True):
     count: int | None
     """The number of items that are still to be handled. None: not reported."""
     age: float | None
-    """The age of the oldest of these items, in seconds. None: not reported."""
+    """The age of the oldest item that is still to be handled, in seconds. None: not reported."""
     reported_ago: float
-    """Seconds from the report of the lag until the heartbeat that stored it."""
+    """Seconds from the call of `Lease.report_lag` until the heartbeat that stored the lag."""
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
@@ -49,11 +49,11 @@ class LeaseReport(msgspec.Struct, frozen=True):
     standby: list[str] = []
     """The leases that the client would acquire if they were free."""
     lags: dict[str, ReportedLag] = {}
-    """The reported lags of leases that the client holds, by lease name. A lag says how much work is
-    still to be done under its lease."""
+    """The lag (how much work is still to be done) of each held lease, by lease name. Leases without
+    a reported lag are left out."""
     left_out: int = 0
-    """The number of standby leases that are not in the report, because it has `REPORTED_LEASES_MAX`
-    already."""
+    """The number of standby leases that are left out, because there are more than
+    `REPORTED_LEASES_MAX`."""
 
     @classmethod
     def make(cls, standby: Iterable[str], lags: Mapping[str, ReportedLag]) -> LeaseReport:
@@ -81,15 +81,16 @@ class ReportingClient(NamedTuple):
     seconds_since_heartbeat: float
     is_stopping: bool
     report: LeaseReport | None
-    """The last report. None: the client has not reported yet, or it cannot report, because its
-    riverpy version is too old, or the table of clients was too old when the client started."""
+    """The last report. None: there is no report yet, or this version of riverpy cannot read it. A
+    client writes no reports if its riverpy is too old, or if the table of clients was too old when
+    the client started."""
 
 
 async def client_list_lease_reports(
     connection: Transaction, schema: str | None
 ) -> list[ReportingClient]:
-    """Return the clients with a recent heartbeat and their last reports about leases, in the order
-    in which the clients started. The database must have CLIENTS_MIGRATION."""
+    """Return the clients with a recent heartbeat, each with its last report about leases, sorted by
+    start time. The database must have migration CLIENTS_MIGRATION."""
     rows = await get_query("riverpy_client", "client_lease_reports", schema).fetch(
         connection, limit=REPORTING_CLIENTS_MAX
     )

@@ -23,8 +23,8 @@ LEASE_TOPIC = "riverpy_lease"
 it."""
 
 RELEASE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""How long a release waits for a locked row. Other statements wait for the same connection, so this
-is short."""
+"""How long a release waits for a locked row. This is short, because other statements wait for the
+same connection."""
 
 _SQL_FILE = "riverpy_lease"
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -102,9 +102,10 @@ async def lease_acquire(
     """Try to acquire a lease. The result says whether the lease was granted, and which process
     holds it now. Return None if another session acquired the lease during the statement.
 
-    If the lease is free, transactions of the last term that called `lease_fence_transaction` may
-    still be open. The statement waits until they end. It fails if a wait is longer than
-    `lock_timeout`. None: the session's own `lock_timeout` applies.
+    The last holder may have called `lease_fence_transaction` in transactions that are still open.
+    If the lease is free, the statement waits until these transactions end. The statement fails if a
+    wait is longer than `lock_timeout`. If `lock_timeout` is None, the session's own setting
+    applies.
     """
     row = await get_query(_SQL_FILE, "lease_acquire", schema).fetchrow(
         connection,
@@ -128,9 +129,9 @@ async def lease_renew(
     holder: str,
     names_and_epochs: Iterable[tuple[str, int]],
 ) -> dict[str, bool]:
-    """Extend the terms of leases. Return a value for each lease whose term has not ended, by name.
-    The value is True if the term was extended, and False if another transaction has locked the row
-    of the lease."""
+    """Extend the terms of leases. Return a dict from the lease's name to whether its term was
+    extended. False: another transaction has locked the lease's row. Leases whose term has ended are
+    not in the dict."""
     names, epochs = zip(*names_and_epochs, strict=True)
     statement = get_query(_SQL_FILE, "lease_renew", schema)
     rows = await statement.fetch(connection, name=names, epoch=epochs, holder=holder)
@@ -158,12 +159,13 @@ async def lease_fence_transaction(
     transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Let the open transaction commit only during this term: no other term can begin before the
-    transaction ends. The server ends the transaction after `transaction_timeout`. A statement fails
-    if it waits for a lock for longer than `lock_timeout`. Return False if the term has ended.
+    """Let the open transaction commit only during the term `epoch`: no other term can begin before
+    the transaction ends. The server ends the transaction after `transaction_timeout`. A statement
+    fails if it waits for a lock for longer than `lock_timeout`. Return False if the term has ended.
 
     Raises:
-        TransactionError: a savepoint is open. Its rollback would undo the effect of this call.
+        TransactionError: a savepoint is open. A rollback to the savepoint would undo the effect of
+            this call.
     """
     values = _make_fence_values(name, epoch, transaction_timeout, lock_timeout)
     row = await get_query(_SQL_FILE, "lease_fence", schema).fetchrow(connection, **values)
@@ -181,8 +183,8 @@ def make_lease_fence_sql(
     lock_timeout: timedelta,
 ) -> str:
     """Return the SQL statement of `lease_fence_transaction`, which lets the open transaction commit
-    only during a term. The statement contains the values and has no parameters, so that any driver
-    can run it."""
+    only during the term `epoch`. The statement contains the values and has no parameters, so that
+    any driver can run it."""
     statement = get_query(_SQL_FILE, "lease_fence", schema)
     values = statement.order_arguments(
         _make_fence_values(name, epoch, transaction_timeout, lock_timeout)
@@ -249,7 +251,7 @@ async def lease_list_terms(
 async def _read_leases(
     connection: Transaction, schema: str | None, conditions: Mapping[str, object]
 ) -> list[LeaseRow]:
-    """Return the leases that meet all conditions. A condition of None is not checked."""
+    """Return the leases that meet all conditions. A condition with the value None is ignored."""
     values = {name: value for name, value in conditions.items() if value is not None}
     statement = get_query_with_conditional_parts(_SQL_FILE, "lease_list", schema, frozenset(values))
     return [LeaseRow(*row) for row in await statement.fetch(connection, **values)]

@@ -93,8 +93,8 @@ class MigrationRunner:
         return True
 
     async def _lock_migration_table(self, connection: Transaction, schema: str) -> None:
-        # The timeout is long: another migrator may hold the lock for a whole migration. No worker
-        # needs the lock.
+        # Use the long statement timeout for the lock: another migrator may hold the lock for a
+        # whole migration. Workers do not wait for this lock.
         await self._set_timeouts(connection, self._statement_timeout)
         with anyio.fail_after(self._statement_timeout.total_seconds() + SCHEMA_READ_TIMEOUT):
             await get_query(_SQL_FILE, "migration_lock", schema).execute(connection, schema=schema)
@@ -109,8 +109,8 @@ class MigrationRunner:
             )
 
     def _check_version_order(self, version: int, applied: set[int], direction: Direction) -> None:
-        """Raise MigrationError if another migrator has migrated in the other direction before this
-        step."""
+        """Raise MigrationError if `version` is not the next version in this direction, because
+        another migrator has migrated in the other direction."""
         up = direction is Direction.UP
         in_order = version == 1 or version - 1 in applied if up else max(applied) == version
         if not in_order:
@@ -132,8 +132,9 @@ class MigrationRunner:
 def _get_record_statement_name(
     migration_line: str, version: int, direction: Direction
 ) -> str | None:
-    """Return the name of the SQL statement that records the migration in `river_migration`, or None
-    if the migration drops the table. Old versions of the table have no column `line`."""
+    """Return the name of the SQL statement that records the migration in `river_migration`. Before
+    version 5 of line `main`, this table has no column `line` and needs another statement. Return
+    None if the migration drops the table."""
     up = direction is Direction.UP
     verb = "migration_insert" if up else "migration_delete"
     if (

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 PROBE_TOPIC = "riverpy_probe"
 PROBE_TIMEOUT = 2.0
-"""Seconds within which a probe must arrive."""
+"""Seconds within which a probe (a test notification) must arrive."""
 PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
 FAILED_PROBE_INTERVAL = 60.0
 """Seconds until the next probe after a probe that did not arrive."""
 UNSENT_PROBE_RETRY_DELAY = 2.0
-"""If the first probe could not be sent: seconds until the notifier tries to send it again."""
+"""Seconds until the notifier tries again to send a first probe that could not be sent."""
 LISTEN_TIMEOUT = 10.0
 """The timeout for connecting and LISTEN, in seconds."""
 RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
@@ -65,7 +65,8 @@ class ConnectionProvider(Protocol):
     """An object that lends a connection, such as a `DedicatedConnection`."""
 
     def acquire(self, purpose: str, timeout: float) -> AbstractAsyncContextManager[Transaction]:
-        """Use a connection in the `async with` block for at most `timeout` seconds."""
+        """Lend a connection for the `async with` block. Connecting and the block together take at
+        most `timeout` seconds. Error texts name `purpose`."""
         ...
 
 
@@ -108,11 +109,12 @@ class Notifier:
         self._on_listening_by_topic: dict[str, list[Callable[[], None]]] = {}
         """The functions to call after each start of LISTEN on a topic."""
         self._pending_on_listening: list[tuple[str, Callable[[], None]]] = []
-        """The topics of new subscribers, each with the `on_listening` function to call."""
+        """The `on_listening` functions of new subscribers that were not called yet, each after its
+        topic."""
         self._listened_topics: set[str] = set()
         """The topics on which the current connection listens."""
         self._schemas: tuple[str, str, str] = ("", "", "")
-        """The three schemas in the names of channels: the schema of the jobs, the schema of the
+        """The schemas with which names of channels start: the schema of the jobs, the schema of the
         leases, and the first schema of the search path."""
         self._woken = asyncio.Event()
         """Set when the connection is lost, or the topics have changed."""
@@ -142,7 +144,8 @@ class Notifier:
         return self._connection is not None and not self._connection.is_closed()
 
     def is_listening_on(self, topic: str) -> bool:
-        """Whether notifications on this topic arrive."""
+        """Return whether notifications on this topic arrive now: the connection listens on the
+        topic, and the last probe has arrived."""
         return self.is_running and self.is_delivery_proven and topic in self._listened_topics
 
     def subscribe(
@@ -165,7 +168,8 @@ class Notifier:
         self, topic: str, callback: Callable[[str], None], on_listening: Callable[[], None]
     ) -> None:
         """Remove a callback and its `on_listening` function. The connection still listens on the
-        topic, because another subscriber may follow soon. `unlisten_unused_topics` stops this."""
+        topic, because another subscriber may follow soon. Call `unlisten_unused_topics` to stop
+        listening."""
         self._callbacks_by_topic[topic].remove(callback)
         self._on_listening_by_topic[topic].remove(on_listening)
         if (start := (topic, on_listening)) in self._pending_on_listening:
@@ -228,9 +232,10 @@ class Notifier:
         self._schemas = (jobs, leases, first)
 
     def _make_channel_callbacks(self, topics: Iterable[str]) -> dict[str, Callable[[str], None]]:
-        """Return the callback for each channel. The name of a channel starts with the schema that
-        contains the topic's table. River in Go uses the first schema of the search path instead, so
-        riverpy listens on a channel with that schema too."""
+        """Return the callback for each channel. The name of a channel starts with a schema: the
+        schema of the leases for LEASE_TOPIC, or the schema of the jobs for other topics. River in
+        Go uses the first schema of the search path instead. So riverpy also listens on a channel
+        with that schema if no schema is configured."""
         jobs, leases, first = self._schemas
         channels: dict[str, Callable[[str], None]] = {}
         for topic in topics:
@@ -286,7 +291,8 @@ class Notifier:
             self._call_subscriber(topic, function)
 
     def _record_connection_end(self, lost: asyncio.Event) -> None:
-        """Record the end of a connection. Code that waits for probes on it stops waiting."""
+        """Record that a connection has ended. `lost` is the event of that connection. If it is the
+        current connection, stop waiting for probes."""
         lost.set()
         self._woken.set()
         if lost is self._connection_lost:
@@ -298,8 +304,8 @@ class Notifier:
             event.set()
 
     async def _watch_connection(self, scope: StopScope) -> bool:
-        """Send probes until the connection is lost or a probe does not arrive. Return whether the
-        last probe before that had arrived."""
+        """Send probes until the connection is lost or a probe does not arrive. Return whether
+        notifications arrived over the connection until then."""
         while True:
             was_proven = self.is_delivery_proven
             interval = (
@@ -314,9 +320,9 @@ class Notifier:
                 return was_proven
             if not self._is_first_probe_sent:
                 await self._check_delivery(is_first=True)
-            # After a failed probe, return, so that the notifier reconnects. Another probe over this
-            # connection would prove nothing. Behind a pooler, it may arrive only because the same
-            # session of the server listens and sends.
+            # After a failed probe, return, so that the notifier reconnects. If a later probe over
+            # this connection arrived, that would prove nothing: behind a pooler, the same session
+            # of the server may listen and send.
             elif not (was_proven or self._is_notification_queue_full) or not (
                 await self._check_delivery(is_first=False) or self._is_notification_queue_full
             ):
@@ -324,7 +330,7 @@ class Notifier:
 
     async def _wait_for_connection_loss(self, seconds: float) -> bool:
         """Wait for at most `seconds` until the connection is lost, and return whether it is lost.
-        During this time, listen on added topics."""
+        During this time, listen on added topics, and stop listening on removed topics."""
         deadline = anyio.current_time() + seconds
         while not self._connection_lost.is_set():
             self._woken.clear()
@@ -337,8 +343,8 @@ class Notifier:
 
     async def _check_delivery(self, *, is_first: bool) -> bool:
         """Send a probe, and return whether its notification arrived. If `is_first` is True, another
-        connection sends the probe. This finds a listener that is connected to a wrong database or
-        to a pooler."""
+        connection sends the probe. Such a probe does not arrive if the listening connection goes to
+        a wrong database or to a pooler."""
         token = secrets.token_hex(8)
         arrived = self._arrival_event_by_probe[token] = asyncio.Event()
         is_sent = False
@@ -384,8 +390,8 @@ class Notifier:
         self._notification_queue_log.log_queue_state(is_full=is_full)
 
     def _log_delivery_failure(self) -> None:
-        """Log that no notifications arrive. After that, do nothing until a probe has arrived, so
-        that one failure is logged only once."""
+        """Log that no notifications arrive. Do nothing if this was logged before and no probe has
+        arrived since then."""
         if self._is_delivery_failure_logged:
             return
         self._is_delivery_failure_logged = True
@@ -442,9 +448,9 @@ class NotificationMessage(msgspec.Struct):
     lease: str = ""
     holder: str = ""
     notify_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
-    """For a notification of inserted jobs: for this many milliseconds, the sender may insert more
-    jobs into the queue without another notification. 0: it sends a notification for each insert.
-    None: the sender may be River in Go, whose interval is 100 ms."""
+    """In a notification of inserted jobs: the milliseconds during which the sender may insert more
+    jobs into the queue without another notification. 0: each insert sends a notification. None: the
+    sender may be River in Go, whose interval is 100 ms."""
     epoch: int = 0
     """The epoch of the lease: a number that grows with each new holder."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []

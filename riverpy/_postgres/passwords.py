@@ -51,7 +51,7 @@ class PasswordSource:
             map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))  # noqa: B004 (an object with an async __call__)
         )
         self._running_calls = 0
-        """The number of threads in which the function runs."""
+        """The number of threads in which the function runs now."""
 
     async def fetch_password(self, timeout: float) -> str:
         """Call the function, and return its password. A function that is not async runs in a
@@ -77,8 +77,8 @@ class PasswordSource:
                 error_type = type(error)
         if scope.cancelled_caught:
             raise PasswordError(f"the password function did not return within {timeout:g} s")
-        # Raised outside the `except` block, so that the error of the function, whose text may have
-        # the password, is not logged as its context.
+        # Raise PasswordError outside the `except` blocks. Otherwise logs would also show the error
+        # of the function, and its text may contain the password.
         return _check_password(password, error_type)
 
     def fetch_password_blocking(self, timeout: float) -> str:
@@ -113,8 +113,8 @@ class PasswordSource:
         return await result if inspect.isawaitable(result) else result
 
     async def _call_in_thread(self) -> object:
-        """Call the function in a daemon thread. Such a thread does not keep the process alive if
-        the function hangs."""
+        """Call the function in a daemon thread, which does not keep the process alive if the
+        function hangs."""
         self._count_call_or_refuse()
         loop, future = asyncio.get_running_loop(), asyncio.Future[object]()
         context = contextvars.copy_context()
@@ -146,13 +146,13 @@ class PasswordSource:
 
 
 async def _await_result(result: Awaitable[object]) -> object:
-    """Await the result in a coroutine, because `asyncio.run` accepts no other awaitable."""
+    """Wrap the awaitable in a coroutine, because `asyncio.run` accepts only coroutines."""
     return await result
 
 
 def _check_password(password: object, error_type: type[BaseException] | None) -> str:
-    """Return the password if it is valid and `error_type` is None. Otherwise raise
-    PasswordError."""
+    """Return the password. Raise PasswordError if the password is not valid, or if the function has
+    raised an error. `error_type` is the type of that error, or None."""
     if error_type is not None:
         raise PasswordError(f"the password function raised {error_type.__qualname__}")
     if not isinstance(password, str):
@@ -166,9 +166,9 @@ def _check_password(password: object, error_type: type[BaseException] | None) ->
 def _call_and_catch_error(
     context: contextvars.Context, function: Callable[[], object]
 ) -> tuple[object, Exception | None]:
-    """Call the function. Return its result or its error, and None for the other one. StopIteration,
-    which a future cannot store, is replaced with RuntimeError. The same is done with errors that
-    are no `Exception`, such as SystemExit."""
+    """Call the function. Return its result and None, or None and its error. A RuntimeError replaces
+    StopIteration, which a future cannot store, and errors that are no `Exception`, such as
+    SystemExit."""
     try:
         return context.run(function), None
     except StopIteration:

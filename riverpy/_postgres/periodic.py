@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 RunCause: TypeAlias = Literal["schedule", "request", "start"]
-"""Why a job was inserted: for a time of the schedule, after a call that requested the run, or by
-`run_on_start`."""
+"""Why the leader inserted a job. `schedule`: a time of the schedule was due. `request`: a caller
+requested the run. `start`: the periodic job has `run_on_start`."""
 
 RIVERPY_EVENT_TOPIC = "riverpy_event"
-"""The topic of riverpy's notifications about due jobs, periodic jobs and owners of queues."""
+"""The topic of these notifications of riverpy: jobs become due, a periodic job has changed, or
+queues belong to another leader domain."""
 PERIODIC_CHANGED_ACTION = "periodic_changed"
 PERIODIC_TABLE_MISSING_MESSAGE = (
     "the database lacks the table of periodic jobs: run `riverpy migrate up --line riverpy` on it"
@@ -56,13 +57,13 @@ class RunRequest(msgspec.Struct, frozen=True):
 
 
 class PeriodicRegistration(NamedTuple):
-    """A periodic job of this client, for the insert or update of its row."""
+    """A periodic job of this client, whose row is to be inserted or updated."""
 
     id: str
     schedule: str
     next_run_at: datetime | None
-    """The next time of the schedule. It is stored only if the row is new or has another
-    schedule."""
+    """The next time of the schedule. It is stored only if the row is new or its schedule
+    has changed."""
 
 
 class PeriodicRow(NamedTuple):
@@ -82,8 +83,9 @@ class PeriodicRow(NamedTuple):
     """The last stored `RunRequest` as JSON. It may belong to an earlier run. None: not known."""
 
     def find_reason_of_requested_run(self, requested_at: datetime) -> PeriodicInsertReason | None:
-        """Return who or what requested the run at `requested_at`. Return None if it is not known:
-        the column is missing, or the client that requested the run did not store it."""
+        """Return why, and by which user, the run at `requested_at` was requested. Return None if
+        this is not known: the column is missing, or the client that requested the run stored no
+        reason."""
         if self.run_request_json is None:
             return None
         try:
@@ -96,8 +98,8 @@ class PeriodicRow(NamedTuple):
 
 
 class NextRunUpdate(NamedTuple):
-    """The next time of the schedule, for the row of a periodic job. It is stored only if the row
-    still has the values of the three fields `expected_…`."""
+    """An update that stores the next time of the schedule in a periodic job's row. The update is
+    skipped if the row no longer has the values of the three fields `expected_…`."""
 
     id: str
     expected_next_run_at: datetime | None
@@ -108,7 +110,7 @@ class NextRunUpdate(NamedTuple):
 
 
 class _MetadataWithInsertReason(msgspec.Struct):
-    """The part of a job's metadata that contains why the job was inserted for a periodic job."""
+    """The part of a job's metadata that contains the PeriodicInsertReason."""
 
     run: PeriodicInsertReason | None = msgspec.field(name=PERIODIC_RUN_METADATA_KEY, default=None)
 
@@ -122,8 +124,8 @@ def decode_periodic_insert_reason(json_text: str) -> PeriodicInsertReason | None
 
 
 def find_periodic_insert_reason(metadata_json: str) -> PeriodicInsertReason | None:
-    """Return the reason why the leader inserted a job, from the job's metadata. Return None if the
-    metadata have no such reason."""
+    """Read from a job's metadata why the leader inserted the job for a periodic job. Return None if
+    the metadata contain no valid reason."""
     try:
         return msgspec.json.decode(metadata_json, type=_MetadataWithInsertReason).run
     except (msgspec.MsgspecError, RecursionError):
@@ -202,8 +204,8 @@ async def periodic_store_next_runs(
 async def periodic_store_last_runs(
     connection: Transaction, schema: str | None, last_runs: Mapping[str, datetime]
 ) -> None:
-    """Store for each id the slot for which the last job was inserted. Call this in the transaction
-    of `periodic_store_next_runs`."""
+    """For each id, store the time of the schedule for which the last job was inserted. Call this in
+    the transaction of `periodic_store_next_runs`."""
     await get_query(_SQL_FILE, "periodic_store_last_runs", schema).execute(
         connection, id=list(last_runs), ran_at=list(last_runs.values())
     )
@@ -262,8 +264,9 @@ async def periodic_resume(connection: Transaction, schema: str | None, job_id: s
 async def periodic_request_run(
     connection: Transaction, schema: str | None, job_id: str, *, user: str | None = None
 ) -> None:
-    """Request that the leader inserts a job now. `user` is the name of the user who requests it, if
-    it is known. Call this in a transaction. It raises the same errors as `periodic_pause`."""
+    """Request that the leader inserts a job for this periodic job now. `user` is the name of the
+    user who requests the run. None: not known. Call this in a transaction. This raises the same
+    errors as `periodic_pause`."""
     await _change_periodic_job(connection, schema, "periodic_run", job_id)
     await _store_run_requesters(connection, schema, [job_id], "request", user)
 
@@ -275,8 +278,9 @@ async def _store_run_requesters(
     cause: Literal["request", "start"],
     user: str | None,
 ) -> None:
-    """Store who or what has requested runs of these periodic jobs. Only runs that were requested in
-    this transaction are changed. If RUN_REQUESTS_MIGRATION is missing, do nothing."""
+    """Store the cause and the user of the runs that this transaction has requested for these
+    periodic jobs. Runs that were requested before keep what is stored for them. If
+    RUN_REQUESTS_MIGRATION is missing, do nothing."""
     has_column = get_query(_SQL_FILE, "periodic_has_run_requests", None)
     if await has_column.fetchval(connection, schema=schema):
         await get_query(_SQL_FILE, "periodic_note_run_requests", schema).execute(

@@ -27,8 +27,8 @@ _SQL_FILE = "river_queue"
 async def queue_upsert(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
-    """Set `updated_at` of the queues to now, and insert missing rows. Return whether each queue is
-    paused, by name."""
+    """Set `updated_at` of the queues to now, and insert missing rows. Return a dict from queue name
+    to whether the queue is paused."""
     rows = await get_query(_SQL_FILE, "queue_upsert", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
 

@@ -132,8 +132,8 @@ def load_migrations(migration_line: str) -> Mapping[int, Migration]:
 
 
 class RowSecurity(NamedTuple):
-    """The tables in which row-level security hides rows from the role of the connection. Queries
-    raise no error, but do not see these rows."""
+    """The tables in which row-level security may hide rows from the role of the connection. Queries
+    do not see hidden rows, and raise no error."""
 
     role: str
     hidden_tables: Sequence[str]
@@ -183,7 +183,7 @@ class SchemaState:
     applied_at_by_line: Mapping[str, Mapping[int, datetime]]
     """When each version was applied, by migration line and version, lowest version first."""
     row_security: RowSecurity
-    """The tables in which row-level security hides rows from the role."""
+    """The tables in which row-level security may hide rows from the role."""
 
     def applied_versions(self, migration_line: str) -> set[int]:
         """Return the applied versions of a migration line."""
@@ -226,7 +226,7 @@ class SchemaState:
         )
 
     def are_migrations_unrecorded(self) -> bool:
-        """Whether River's tables exist, but `river_migration` records no version."""
+        """Whether River's tables exist, but `river_migration` records no version of line `main`."""
         return self.has_job_table and not self.applied_versions(MAIN_MIGRATION_LINE)
 
     def make_unknown_version_notices(self, migration_line: str) -> list[str]:
@@ -242,8 +242,8 @@ class SchemaState:
         ]
 
     def make_skipped_versions_message(self, migration_line: str) -> str:
-        """Return the error text for a database with `skipped_versions`, of which there must be at
-        least one."""
+        """Return the error text for skipped versions. Call this only if `skipped_versions` returns
+        at least one version."""
         skipped = ", ".join(map(str, self.skipped_versions(migration_line)))
         return (
             f"river_migration in schema {self.schema!r} records version "
@@ -269,8 +269,8 @@ class SchemaState:
 
 
 async def read_schema_state(connection: Transaction, schema: str | None) -> SchemaState:
-    """Read the state of a schema. `schema` None means the schema in the search path that has
-    River's tables or, if none has them, the first schema.
+    """Read the state of a schema. If `schema` is None, use the schema in the search path that has
+    River's tables. If none has these tables, use the first schema of the search path.
 
     Raises:
         ServerVersionError: PostgreSQL is older than 13.
@@ -389,13 +389,15 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
 
 
 riverpy_program_by_url: dict[str, str] = {}
-"""By database URL: the program through which users run riverpy's commands for this database, such
-as Django's `manage.py`. The program's settings have the URL and the schema, so these commands need
-no options for them."""
+"""The program that runs riverpy's commands for a database, by database URL. For example Django's
+`manage.py`. The program reads the URL and the schema from its settings, so its commands need no
+options for them."""
 
 
 def make_migrate_command(command: str, schema: str | None, url: str | None) -> str:
-    """Return `command` with the options for the database and the schema, for a message."""
+    """Return `command` with the options for the database and the schema, for a message. If
+    `riverpy_program_by_url` has a program for the URL, return the program's command, without
+    options."""
     if url is not None and (program := riverpy_program_by_url.get(url)):
         return f"{program} {command}"
     command += f" --database-url {quote(mask_passwords(url)) if url else 'URL'}"

@@ -1,4 +1,4 @@
-"""Adapters for connections and sessions of other libraries than asyncpg, which callers pass as
-`tx=`."""
+"""Adapters for connections and sessions that callers pass as `tx=`, of libraries other than
+asyncpg."""
 
 from __future__ import annotations

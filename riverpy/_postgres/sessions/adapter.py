@@ -22,15 +22,15 @@ BLOCKING_TX_TYPES_TEXT = (
     "connection of Django or its alias"
 )
 _ADAPTER_MODULES = {"sqlalchemy": "sqlalchemy", "psycopg": "psycopg", "django": "django"}
-"""The adapter module in this package for each library. The key is the name of the library's
-package.
+"""The names of the adapter modules in this package, by name of the library's package.
 
 A module has the function `adapt(tx)`, which returns the adapter of `tx`, or None for an object that
 the module does not know. A module is imported when a caller passes an object of its library.
 """
 _DJANGO_ALIAS_MODULE = "django"
-"""The adapter module for a str that a caller passes as `tx`. In a blocking client, the str is an
-alias of Django's DATABASES. The module is used only if the program has imported `django.db`."""
+"""The name of the adapter module for a str that a caller passes as `tx` to a blocking client. The
+str is an alias of Django's DATABASES. The module is used only if the program has imported
+`django.db`."""
 _HINT_BY_CLASS_NAME = {
     "AsyncEngine": "open a session or connection of the engine: `async with engine.begin() as tx:`",
     "Engine": "open a session or connection of the engine: `with engine.begin() as tx:`",
@@ -47,8 +47,8 @@ _HINT_BY_CLASS_NAME = {
     "connection": "a connection of psycopg2 is accepted through SQLAlchemy only",
     "cursor": "a connection of psycopg2 is accepted through SQLAlchemy only",
 }
-"""What to do instead of passing an object of this class as `tx`. The key is the name of the class.
-Callers confuse these classes with connections and sessions."""
+"""Advice for callers that pass an object of a wrong class as `tx`, by name of the class. Callers
+confuse objects of these classes with connections and sessions."""
 
 
 def adapt_session(tx: object) -> CallerSession | None:

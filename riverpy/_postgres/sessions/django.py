@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.records import Record
 
 _IN_ERROR, _UNKNOWN = 3, 4
-"""The numbers of two transaction states in psycopg 3 and psycopg2: the transaction is aborted, and
-there is no connection."""
+"""Two values of `transaction_status` in psycopg 3 and psycopg2. `_IN_ERROR`: the transaction is
+aborted. `_UNKNOWN`: there is no connection."""
 
 
 class ServerVersion(NamedTuple):
@@ -209,9 +209,9 @@ class DjangoSession(CallerSession):
 
     @contextmanager
     def _translate_errors(self) -> Generator[None]:
-        """Replace Django's errors in the `with` block with asyncpg's errors. After such an error,
-        the transaction must be rolled back, or rolled back to a savepoint of Django. Django
-        requires the same after errors of its own queries."""
+        """Replace Django's errors in the `with` block with asyncpg's errors. After an error of
+        the database, the caller must roll back the transaction, or roll back to a savepoint of
+        Django. Django requires the same after errors of its own queries."""
         try:
             yield
         except SynchronousOnlyOperation as error:

@@ -52,7 +52,7 @@ PostgreSQL's protocol."""
 
 
 class LoginRefusedError(ConnectionError):
-    """The server has refused the login. It would also refuse another try."""
+    """The server has refused the login. Another try would fail too."""
 
 
 def make_encoding_error(error: UnicodeEncodeError) -> ArgsError:
@@ -68,8 +68,8 @@ def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> E
     keeps its SQLSTATE, text, detail and constraint."""
     for cause in _iterate_causes(error):
         if isinstance(cause, PostgresError):
-            # Make a new error. The caller raises the result from `error`, whose chain of causes
-            # contains `cause`: with `cause` itself, the chain would be a cycle.
+            # Make a new error, because the caller raises the result from `error`. `cause` is one of
+            # the causes of `error`, so `raise cause from error` would make a cycle.
             return PostgresError.new(_read_error_fields(cause, _ASYNCPG_NAME_BY_FIELD))
         diagnostic = getattr(cause, "diag", None)
         if diagnostic is not None and getattr(diagnostic, "sqlstate", None):
@@ -87,8 +87,8 @@ def _read_error_fields(source: object, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _iterate_driver_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield those causes of the error that are errors of the driver. Only their texts are safe to
-    show: SQLAlchemy's own text also has the statement and its values."""
+    """Yield the error and its causes, but only errors of the driver. Their texts are safe to show.
+    The text of an error of SQLAlchemy also contains the statement and its values."""
     for cause in _iterate_causes(error):
         if isinstance(cause, DATABASE_ERRORS) or type(cause).__module__.startswith("psycopg"):
             yield cause
