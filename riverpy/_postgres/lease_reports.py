@@ -81,7 +81,7 @@ class ReportingClient(NamedTuple):
     seconds_since_heartbeat: float
     is_stopping: bool
     report: LeaseReport | None
-    """The last report. None: there is no report yet, or this version of riverpy cannot read it. A
+    """The last report. None: there is no report, or this version of riverpy cannot read it. A
     client writes no reports if its riverpy is too old, or if the table of clients was too old when
     the client started."""
 

@@ -109,8 +109,7 @@ class Notifier:
         self._on_listening_by_topic: dict[str, list[Callable[[], None]]] = {}
         """The functions to call after each start of LISTEN on a topic."""
         self._pending_on_listening: list[tuple[str, Callable[[], None]]] = []
-        """The `on_listening` functions of new subscribers that were not called yet, each after its
-        topic."""
+        """The `on_listening` functions that have not been called yet, each after its topic."""
         self._listened_topics: set[str] = set()
         """The topics on which the current connection listens."""
         self._schemas: tuple[str, str, str] = ("", "", "")
@@ -235,7 +234,7 @@ class Notifier:
         """Return the callback for each channel. The name of a channel starts with a schema: the
         schema of the leases for LEASE_TOPIC, or the schema of the jobs for other topics. River in
         Go uses the first schema of the search path instead. So riverpy also listens on a channel
-        with that schema if no schema is configured."""
+        with that schema for River's topics, if no schema is configured."""
         jobs, leases, first = self._schemas
         channels: dict[str, Callable[[str], None]] = {}
         for topic in topics:
@@ -292,7 +291,7 @@ class Notifier:
 
     def _record_connection_end(self, lost: asyncio.Event) -> None:
         """Record that a connection has ended. `lost` is the event of that connection. If it is the
-        current connection, stop waiting for probes."""
+        event of the current connection, stop waiting for probes."""
         lost.set()
         self._woken.set()
         if lost is self._connection_lost:
@@ -343,8 +342,8 @@ class Notifier:
 
     async def _check_delivery(self, *, is_first: bool) -> bool:
         """Send a probe, and return whether its notification arrived. If `is_first` is True, another
-        connection sends the probe. Such a probe does not arrive if the listening connection goes to
-        a wrong database or to a pooler."""
+        connection sends the probe. A probe from another connection does not arrive if the listening
+        connection goes to a wrong database, or to a pooler in transaction mode."""
         token = secrets.token_hex(8)
         arrived = self._arrival_event_by_probe[token] = asyncio.Event()
         is_sent = False
@@ -449,8 +448,8 @@ class NotificationMessage(msgspec.Struct):
     holder: str = ""
     notify_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
     """In a notification of inserted jobs: the milliseconds during which the sender may insert more
-    jobs into the queue without another notification. 0: each insert sends a notification. None: the
-    sender may be River in Go, whose interval is 100 ms."""
+    jobs into the queue without another notification. 0: the sender notifies of each insert. None:
+    the sender may be River in Go, whose interval is 100 ms."""
     epoch: int = 0
     """The epoch of the lease: a number that grows with each new holder."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []

@@ -389,15 +389,15 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
 
 
 riverpy_program_by_url: dict[str, str] = {}
-"""The program that runs riverpy's commands for a database, by database URL. For example Django's
-`manage.py`. The program reads the URL and the schema from its settings, so its commands need no
+"""The program that runs riverpy's commands for a database (such as Django's `manage.py`), by the
+database URL. The program reads the URL and the schema from its settings, so its commands need no
 options for them."""
 
 
 def make_migrate_command(command: str, schema: str | None, url: str | None) -> str:
     """Return `command` with the options for the database and the schema, for a message. If
-    `riverpy_program_by_url` has a program for the URL, return the program's command, without
-    options."""
+    `riverpy_program_by_url` has a program for the URL, return `command` after this program's name,
+    without options."""
     if url is not None and (program := riverpy_program_by_url.get(url)):
         return f"{program} {command}"
     command += f" --database-url {quote(mask_passwords(url)) if url else 'URL'}"
