@@ -78,8 +78,9 @@ class LeaderWatch:
         timer: Timer,
     ) -> None:
         """Create the leader watch. `is_leader` returns whether this client is the leader of its
-        domain now. The session of `connection` should have a short lock timeout. Otherwise the
-        client's timeout closes the connection if a table is locked."""
+        domain now. The session of `connection` should have a lock timeout shorter than
+        `CHECK_TIMEOUT`. Otherwise a locked table lets the whole check time out, which closes the
+        connection."""
         self._connection, self._config, self._timer = connection, config, timer
         self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
         self._is_leader = is_leader
@@ -161,8 +162,9 @@ class LeaderWatch:
             )
 
     def _warn_if_no_candidate(self, status: ElectionStatus) -> None:
-        """Log a warning if no client can become leader, and repeat it each hour. Only clients with
-        `candidate=False` call this, because any other client could become leader itself."""
+        """Log a warning if no client can become leader for longer than `Config.leader_ttl`. Repeat
+        the warning each hour. A client with `candidate=True` does not need this check, because it
+        can become leader itself."""
         now = self._timer.seconds_since_boot()
         if status.has_riverpy_candidate or (self._domain is None and status.leader_id is not None):
             self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf

@@ -95,8 +95,8 @@ class DomainMembership:
         self._heartbeat_interval = config.dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._owner_by_moved_queue: dict[str, str] = {}
-        """For each queue that was moved to another domain, the owner that the last log line
-        names."""
+        """The owner of each queue that was moved to another domain, so that each move is logged
+        once."""
         self._log = get_logger(domain=config.domain)
         self._last_heartbeat_at = self._timer.seconds_since_boot()
         """The time of the last heartbeat of the domain, by `Timer.seconds_since_boot`."""
@@ -157,9 +157,15 @@ class DomainMembership:
     async def _try_to_join_domain(
         self, wanted_queues: Sequence[str], dead_clients: Mapping[str, bytes]
     ) -> set[str] | None:
-        """Claim `wanted_queues`, and return None. If another domain owns one of them and has
-        clients with an old heartbeat that may still be alive, claim nothing and return the ids of
-        these clients."""
+        """Claim the queues that the domain of this client may take, and return None.
+
+        A domain that owns one of the queues may have clients that have an old heartbeat but may
+        still be alive. In this case, claim nothing and return the ids of these clients.
+
+        Raises:
+            DomainConflictError: as `join_domain`.
+            Exception: one of DATABASE_ERRORS.
+        """
         schema = self._config.schema
         async with (
             self._reserved.acquire("joining the leader domain", JOIN_TIMEOUT) as connection,
@@ -234,7 +240,12 @@ class DomainMembership:
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
     def _can_take_queue(self, conflict: QueueOwnershipConflict) -> bool:
-        """Return whether this client's domain may take a queue from the domain that owns it."""
+        """Return whether this client's domain may take a queue from the domain that owns it.
+
+        Raises:
+            DomainConflictError: the domain may not take the queue, and `on_domain_conflict` makes
+                this an error.
+        """
         policy = self._config.on_domain_conflict
         if policy == "warn":
             self._log.warning(

@@ -32,13 +32,13 @@ class QueueScope:
         return QueueScope(change(queues), self.is_allow_list)
 
     def make_single_filter(self) -> QueueFilter:
-        """Return one filter, for a statement, that selects all queues of the scope."""
+        """Return one filter that selects all queues of the scope."""
         return QueueFilter(tuple(sorted(self.queues)), self.is_allow_list)
 
     def make_statement_filters(self) -> Sequence[QueueFilter | None]:
-        """Return filters that together select all queues of the scope, for one statement each. If
-        the scope is a list of queues, each filter has at most `QUEUES_PER_FILTER_MAX` of them. A
-        filter `None` selects all queues."""
+        """Return filters that together select all queues of the scope. Each filter is for one
+        statement. If the scope has only some queues, each filter has at most
+        `QUEUES_PER_FILTER_MAX` queues. None in place of a filter means all queues."""
         if not self.is_allow_list:
             return [self.make_single_filter() if self.queues else None]
         names = sorted(self.queues)

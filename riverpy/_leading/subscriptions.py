@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UNREAD_LEADERSHIP_CHANGES_MAX = 10_000
-"""The maximum number of changes that a subscriber has not read yet."""
+"""The maximum number of unread changes that are kept for one subscriber."""
 
 
 class LeadershipSubscription(Stream[LeadershipChange]):

@@ -40,8 +40,8 @@ class EndedJobPublisher(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TermContext:
-    """The objects that the maintenance services of one term (a client's time as leader) share. The
-    transactions of `fence` commit only during the term."""
+    """The objects that the maintenance services of one term (a client's time as leader) share.
+    `fence` opens transactions that commit only during the term."""
 
     fence: TermFence
     config: Config

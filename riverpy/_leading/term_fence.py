@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 FENCED_TRANSACTION_TIMEOUT = timedelta(seconds=5)
-"""The timeout of a fenced transaction, i.e. of one that commits only during its term. The open
-transaction of a dead leader delays the next leader by at most this time."""
+"""The timeout of a fenced transaction (a transaction that commits only during its term). If a
+leader dies, its open transaction delays the next leader by at most this time."""
 WRITE_REFUSED_REASON = "the database refused a write of its term"
 LOCK_WAIT_SHARE_OF_TIMEOUT = 1 / 5
 """A statement may wait for a locked row for at most this fraction of its transaction's timeout."""
@@ -43,16 +43,16 @@ connection is closed."""
 
 
 class FenceTimeoutError(TimeoutError):
-    """A fenced transaction did not begin, because another session has locked the row of the
-    leader's lease, or because the database does not answer. The rows that the transaction would
-    write are not the cause."""
+    """A fenced transaction did not begin. Another session has locked the row of the leader's
+    lease, or the database does not answer. The cause is not a lock on a row that the transaction
+    would write."""
 
 
 class LeaderTerm:
     """One term in which this client is the leader of its domain."""
 
     def __init__(self, lease: Lease) -> None:
-        """Create the term of a held lease. Only the client does this."""
+        """Create the term of a held lease. Only a riverpy client creates terms."""
         self.lease = lease
         self.transaction_timeout = min(FENCED_TRANSACTION_TIMEOUT, lease.ttl)
 
@@ -115,8 +115,8 @@ class LeaderTerm:
             await require_no_savepoint(transaction)
 
     async def _try_to_fence_transaction(self, connection: Transaction) -> bool:
-        """Bind a transaction to the term. Return False if the term has ended, or if the connection
-        leads to another database."""
+        """Bind the open transaction of `connection` to the term. Return False if the term has
+        ended, or if the transaction is in another database."""
         return await self.lease.try_fence(
             connection,
             timeout=self.transaction_timeout,
@@ -124,7 +124,8 @@ class LeaderTerm:
         )
 
     def _end_fenced_out_term(self) -> FencedOutError:
-        """End the term, and return the error to raise."""
+        """End the term, because the database did not bind a transaction to the term. Return the
+        error to raise."""
         self.lease.end(WRITE_REFUSED_REASON, may_be_held=False)
         return _make_fenced_out_error()
 
@@ -134,8 +135,8 @@ def _make_fenced_out_error() -> FencedOutError:
 
 
 class TermFence(LeaderTerm):
-    """The term of a leader, for the maintenance services. A service writes to the database only in
-    a `transaction`, so that it writes nothing after the end of the term."""
+    """A leader term that can also open fenced transactions. The maintenance services write to the
+    database only in these transactions, so they write nothing after the end of the term."""
 
     @asynccontextmanager
     async def transaction(

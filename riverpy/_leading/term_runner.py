@@ -34,8 +34,8 @@ CONSECUTIVE_FAILURES_MAX = 3
 SERVICE_RESTART_DELAY_MIN = timedelta(seconds=1)
 SERVICE_RESTART_DELAY_MAX = timedelta(seconds=2)
 FAILURE_COUNT_RESET_AFTER = 60.0
-"""If the services ran for this number of seconds without a failure, the count of failures starts
-again."""
+"""If the services ran for this number of seconds before a failure, the earlier failures do not
+count any more."""
 
 
 class TermServicesRunner:

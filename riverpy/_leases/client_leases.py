@@ -24,8 +24,8 @@ class ClientLeaseEngine:
     def __init__(self, make_engine: Callable[[list[Lease]], LeaseEngine]) -> None:
         """Create the object without an engine. `open` calls `make_engine` to create an engine.
 
-        The argument of `make_engine` is a list of leases. Earlier engines of the client have ended
-        these leases, but the work under the leases may still run."""
+        The argument of `make_engine` is a list of leases that this client held earlier. These
+        leases have ended, but the work under them may still run."""
         self._make_engine = make_engine
         self._leases_with_running_work: list[Lease] = []
         self._engine: LeaseEngine | None = None

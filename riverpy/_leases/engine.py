@@ -109,8 +109,9 @@ class LeaseEngine:
             timing: the time to live of the leases, and the interval of their renewals.
             timer: the clock of this process.
             max_held: the maximum number of leases that the engine holds. None: no limit.
-            leases_with_running_work: leases that an earlier engine has ended, and whose work may
-                still run. The engine does not acquire them until the work has ended.
+            leases_with_running_work: leases that an earlier engine of this client held. They have
+                ended, but their work may still run. Until the work has ended, the new engine does
+                not acquire leases of the same names.
             publish_event: sends the events of leases to subscribers, without waiting for them.
             should_spread: whether the longer delays of `Config.spread_leases` apply.
         """
@@ -120,18 +121,18 @@ class LeaseEngine:
         self._acquire_timeout = min(
             LEASE_STORE_TIMEOUT, timing.validity_seconds - timing.grace_seconds
         )
-        """The timeout of an attempt to acquire a lease, in seconds. After this time, too little of
-        the lease would be left for any work."""
+        """The timeout of an attempt to acquire a lease, in seconds. If an attempt took longer, the
+        work under the lease would have to stop at once."""
         self.renewer = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
         self.events = LeaseEventPublisher(publish_event)
         self._should_spread = should_spread
         self._wake_events: dict[str, set[asyncio.Event]] = {}
-        """For each lease name, the events that wake the callers which wait for the lease."""
+        """The events that wake callers waiting for a lease, by lease name."""
         self._acquire_paused_until: dict[str, float] = {}
         """For each lease name, the time (by `Timer.seconds_since_boot`) before which this engine
         does not try to acquire it."""
         self._current_attempt_count = 0
-        """The number of attempts to acquire a lease that wait or run now."""
+        """The number of attempts to acquire a lease that are in their delay or in progress."""
         self._acquire_attempts: set[AcquireAttempt] = set()
         self._failing_lease_names: set[str] = set()
         """The names of the leases whose last attempt ended with an error. While the set is not
@@ -145,13 +146,13 @@ class LeaseEngine:
 
     @property
     def leases_with_running_work(self) -> list[Lease]:
-        """The leases that an earlier engine of this client, or `close` of this engine, has ended
-        although their work still runs."""
+        """The ended leases whose work still runs. They were held by an earlier engine of this
+        client, or by this engine until `close`."""
         return [lease for lease in self._leases_with_running_work if lease.is_used]
 
     def is_standby_for(self, name: str) -> bool:
-        """Return whether a caller waits for the lease, and this process would acquire the lease
-        soon if it was free."""
+        """Return whether a caller waits for the lease, and this process could soon try to acquire
+        the lease."""
         if name not in self._wake_events or self.renewer.get_lease(name) is not None:
             return False
         if self._max_held is not None and len(self.renewer) >= self._max_held:
@@ -193,8 +194,8 @@ class LeaseEngine:
 
     async def close(self) -> None:
         """End every lease, wait for at most `ENGINE_CLOSE_TIMEOUT` seconds until the work under the
-        leases has stopped, and close the store. A lease whose work still runs is then not released
-        but expires. Callers that wait for a lease get a ClientStateError."""
+        leases has stopped, and close the store. If work still runs after this time, its lease is
+        not released but expires later. Callers that wait for a lease get a ClientStateError."""
         self._is_closed = True
         self.wake_all_waiting_callers()
         for lease in self.renewer.leases:
@@ -293,9 +294,9 @@ class LeaseEngine:
             name: the name of the lease, without the prefix of the store.
             wait: the maximum time to wait. None: no limit. The engine tries at least once to
                 acquire the lease.
-            scope: the `StopScope` of the service that waits. Until the lease ends, the engine moves
-                the progress deadline of this scope forward. So the service counts as stuck if the
-                next attempt or renewal does not come in time. None: no progress deadline is set.
+            scope: the `StopScope` of the service that waits. Until the lease ends, the engine sets
+                a new progress deadline in this scope for each attempt and renewal. If the next one
+                is too late, the service counts as stuck. None: no progress deadline is set.
             use: what the lease is used for. The events of the lease contain this value.
 
         Raises:
@@ -532,22 +533,22 @@ class LeaseEngine:
 
 
 class AcquireAttempt:
-    """One attempt to acquire a lease. The statement continues even if the caller is cancelled,
-    because the statement may acquire the lease. Then its answer is needed to release the lease
-    again."""
+    """One attempt to acquire a lease. If the caller is cancelled, the statement still runs for a
+    short time, because it may already have acquired the lease on the server. With the answer, the
+    engine can release the lease again."""
 
     def __init__(self, statement: Callable[[], Awaitable[LeaseAcquireResult | None]]) -> None:
         self.answer: LeaseAcquireResult | None = None
-        """The answer to the attempt. None: no answer yet, or another session acquired the lease at
-        the same time."""
+        """The answer to the attempt. None: no answer yet, or another attempt or a fenced
+        transaction was in progress."""
         self._statement = statement
         self._error: Exception | None = None
         self._cancel_scope = anyio.CancelScope(shield=True)
         self._end_event = asyncio.Event()
 
     async def execute_statement(self) -> None:
-        """Execute the statement to its end. After a cancellation or a call of
-        `cancel_statement_after_timeout`, this takes at most `CANCELLED_ACQUIRE_TIMEOUT` seconds.
+        """Execute the statement, and wait for its end. After a cancellation or a call of
+        `cancel_statement_after_timeout`, wait for at most `CANCELLED_ACQUIRE_TIMEOUT` seconds.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.

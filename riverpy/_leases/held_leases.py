@@ -1,10 +1,10 @@
 """LeaseRenewer: renews the leases that one process holds, and ends those that it could not renew in
 time.
 
-One statement renews all leases. If a lease is not renewed in time, a second task ends it early, so
-that the work has time to stop before the local deadline (see `LeaseTiming`). This task also logs
-work that does not stop. When the work has stopped, the code that uses the lease calls
-`remove_lease`.
+One task renews all leases in one statement. If a lease is not renewed in time, a second task ends
+it early, so that the work has time to stop before the local deadline (see `LeaseTiming`). The
+second task also logs work that does not stop. When the work has stopped, the code that uses the
+lease calls `remove_lease`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class LeaseRenewer:
         return self._leases.get(name)
 
     def add_lease(self, lease: Lease, scope: StopScope | None) -> None:
-        """Start to renew a newly acquired lease, until it ends. `scope` is the `StopScope` of the
+        """Add a newly acquired lease, and renew it until it ends. `scope` is the `StopScope` of the
         service that holds the lease."""
         if not self._active_leases:
             since = self._timing.validity_seconds - lease.valid_for
@@ -127,8 +127,7 @@ class LeaseRenewer:
             self._renewal_task = loop.create_task(self._watch_and_renew_leases(), context=context)
 
     def remove_lease(self, lease: Lease) -> None:
-        """Forget a lease whose work has stopped. Do nothing if this object does not have the
-        lease."""
+        """Remove a lease whose work has stopped. The lease may already be removed."""
         self._work_log_due_at.pop(lease, None)
         if self._leases.get(lease.name) is lease:
             del self._leases[lease.name]
@@ -151,7 +150,7 @@ class LeaseRenewer:
         return lease.is_held
 
     async def close(self, timeout: float) -> None:
-        """Forget all leases, and stop renewals. The caller must have ended the leases before. Wait
+        """Remove all leases, and stop renewals. The caller must have ended the leases before. Wait
         for at most `timeout` seconds until a running renewal has stopped."""
         self._leases.clear()
         if self._renewal_task is not None:
@@ -185,7 +184,8 @@ class LeaseRenewer:
         return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
 
     async def _watch_and_renew_leases(self) -> None:
-        """Watch and renew the leases, as long as there are any."""
+        """Renew the leases, and end those that were not renewed in time, until no lease is left.
+        After a fault, end all leases."""
         try:
             while self._leases:
                 async with anyio.create_task_group() as tasks:
@@ -274,9 +274,9 @@ class LeaseRenewer:
                 self._next_renewal_at = due
 
     def _renewal_timeout(self, leases: list[Lease], locked_names: frozenset[str]) -> float:
-        """Return the timeout of a renewal: half of the time until work under one of these leases
-        must stop, so that there is time for a second renewal. If the last renewal found the rows of
-        some leases locked (`locked_names`), only the other leases count, if there are any."""
+        """Return the timeout of a renewal, in seconds: at most half of the time until work under
+        one of the leases must stop, so that there is time for a second renewal. Leases whose rows
+        were locked at the last renewal (`locked_names`) count only if no other lease is left."""
         free = [lease for lease in leases if lease.name not in locked_names]
         return min(
             LEASE_STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or leases) / 2

@@ -71,8 +71,8 @@ class Lease:
         self.ended_at = 0.0
         """The time at which the lease ended, by `Timer.seconds_since_boot`."""
         self.may_be_held = True
-        """Whether the lease may still belong to this term in the store. If so, it must be
-        released."""
+        """Whether the store may still have this process as the holder of the lease. If so, the
+        lease must be released."""
         self.is_used = True
         """Whether work under the lease may still run, even after the end of the lease. Any thread
         may set this."""
@@ -95,8 +95,8 @@ class Lease:
     @property
     def is_held(self) -> bool:
         """Whether this process may act under the lease now: the lease has not ended, and its local
-        deadline is not reached. The time during which the machine is suspended counts. In a forked
-        process the value is always False."""
+        deadline is not reached. The deadline also comes nearer while the machine is suspended. In
+        a forked process, the value is always False."""
         return self.valid_for > 0
 
     @property
@@ -123,12 +123,12 @@ class Lease:
             )
 
     def report_lag(self, *, count: int | None = None, age: timedelta | float | None = None) -> None:
-        """Report how far the work under this lease is behind, for example after each batch of a
-        projection. Pass `count`, `age` or both. Each report replaces the one before.
+        """Report how much work under this lease waits to be done, for example after each batch of
+        events. Pass `count`, `age` or both. Each report replaces the one before.
 
         This call sends no statement. A running client writes the last report with its next
         heartbeat, so that `riverpy lease`, `top` and `doctor` show it. `Client.stats` and
-        `/metrics` show it at once. After the end of the lease, a report is not shown.
+        `/metrics` show it at once. After the end of the lease, no report is shown.
 
         Args:
             count: the number of items that are not handled yet, 0 or more.
@@ -293,9 +293,9 @@ class Lease:
     def end(
         self, reason: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
     ) -> bool:
-        """End the lease for this process at once. If it had ended before, keep the first reason and
-        return False. `may_be_held`: whether the lease may still belong to this term in the
-        store."""
+        """End the lease in this process at once, without a statement. If the lease had ended
+        before, keep the first reason and return False. `may_be_held`: whether the store may still
+        have this process as the holder of the lease."""
         if self.cause is not None:
             self.may_be_held = self.may_be_held and may_be_held
             return False
@@ -315,7 +315,8 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease ended because it was not renewed or because the database refused it."""
+        """Whether the lease ended because it was not renewed in time, or because another process
+        may hold it."""
         return self.cause is not None and (
             self.end_reason == NOT_RENEWED_REASON or not self.may_be_held
         )
@@ -372,7 +373,8 @@ class CancelAtLeaseEnd:
         self._task = task = asyncio.current_task()
         self._earlier_cancel_count = 0 if task is None else task.cancelling()
         loop = asyncio.get_running_loop()
-        # Do not cancel at once: a block that ends the lease itself may exit without another await.
+        # Cancel a moment later: a block that ends the lease itself may exit before that. Then no
+        # cancellation is needed.
         self._lease.call_at_end(lambda: loop.call_soon(self._cancel_task))
 
     def _cancel_task(self) -> None:

@@ -30,7 +30,8 @@ class _LeaseRow:
         self.acquired_at = datetime.now(UTC)
         self.expires_at = now + ttl
         self.fenced_transactions: set[MemoryTransaction] = set()
-        """The transactions that `Lease.fence` has bound to this term. Some may have ended."""
+        """The transactions that `Lease.fence` has bound to the holder's term. Some may have
+        ended."""
 
 
 class MemoryTransaction:
@@ -65,7 +66,7 @@ class MemoryTransaction:
         self.effects.append(effect)
 
     def end_within(self, seconds: float) -> None:
-        """Let the transaction end after `seconds`, unless it already ends earlier."""
+        """Limit the transaction to the next `seconds`. An earlier limit stays in force."""
         self._ends_at = min(self._ends_at, self._timer.seconds_since_boot() + seconds)
 
 

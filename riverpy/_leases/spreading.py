@@ -47,7 +47,7 @@ HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER = 0.5
 """The maximum age of a client's last heartbeat, as a fraction of `Config.dead_after`. A lease is
 not handed over to a client with an older heartbeat, because this client may have ended."""
 HELD_SINGLETONS_MIN = 2
-"""A client that runs fewer singletons than this number hands none over, and sends no statement."""
+"""A client that runs fewer singletons than this number hands none over."""
 SINGLETON_COUNT_DIFFERENCE_MIN = 2
 """A singleton is handed over only to a client that runs at least this many fewer singletons than
 this client. With a difference of one, the hand-over would only reverse this difference."""
@@ -69,8 +69,8 @@ def choose_hand_over(
     holders: Collection[str],
     standby_by_client: Mapping[str, Collection[str]],
 ) -> HandOver | None:
-    """Return the singleton to hand over. Return None if this client runs no more than its share, or
-    if no other client can take a singleton.
+    """Return the singleton to hand over, and the client that should run it. Return None if this
+    client runs no more than its share, or if no other client can take a singleton.
 
     The share is the number of held leases, divided by the number of clients that hold one or wait
     for one, rounded up.
@@ -79,8 +79,7 @@ def choose_hand_over(
         own_client_id: the id of this client.
         own_lease_names: the names of the leases that this client could hand over, the preferred one
             first.
-        holders: the ids of the clients that hold leases. A client that holds several leases is
-            repeated.
+        holders: for each held lease, the id of the client that holds it.
         standby_by_client: for the id of each other client, the names of the leases for which it
             waits.
     """
@@ -173,7 +172,7 @@ class LeaseSpreader:
             clients = await client_list_lease_reports(connection, self._schema)
         if not self._record_hand_over_result(terms):
             return
-        # The singleton that started last has done the least work.
+        # Prefer the singleton that started last, because it has done the least work.
         own_names = [USER_LEASE_NAME_PREFIX + lease.name for lease in reversed(own)]
         choice = choose_hand_over(
             self._engine.holder,
@@ -190,9 +189,8 @@ class LeaseSpreader:
     def _find_standby_leases_by_client(
         self, clients: Sequence[ReportingClient], lease_names: frozenset[str]
     ) -> dict[str, frozenset[str]]:
-        """Return the names of these leases that other clients wait for, by client id. Clients
-        without a recent heartbeat, stopping clients, and clients that wait for none of these leases
-        are left out."""
+        """Return which of the leases each other client waits for, by client id. Stopping clients,
+        clients without a recent heartbeat, and clients that wait for no lease are left out."""
         standby_by_client = {
             client.client_id: lease_names.intersection(client.report.standby)
             for client in clients

@@ -1,6 +1,6 @@
 """LeaseStore: the interface of objects that keep leases. LeaseTable keeps leases in the table
-`riverpy_lease`, and uses connections that it receives. UserLeaseTable keeps leases of user code in
-the same table, and can open its own connections."""
+`riverpy_lease`, and its caller provides the connections. UserLeaseTable keeps leases of user code
+in the same table, and can open its own connections."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LeaseStore(ABC):
     """
 
     lease_name_prefix = ""
-    """The names of the leases have this prefix in the table and in notifications."""
+    """The prefix of lease names in the table and in notifications."""
     should_log_terms = True
     """Whether the engine logs acquired and ended leases. False for leases of leaders, because an
     election has log events of its own."""
@@ -92,7 +92,7 @@ class LeaseStore(ABC):
         return False
 
     outage_tracker: ConnectionOutageTracker | None = None
-    """Logs the outages of the connections. None: the store does not know its connections."""
+    """Logs the outages of the store's connections. None: the store logs no outages."""
 
     @property
     def is_outage_logged(self) -> bool:
@@ -100,25 +100,30 @@ class LeaseStore(ABC):
         return self.outage_tracker is not None and self.outage_tracker.is_outage_logged
 
     def mark_connections_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
-        """Mark connections as not needed now. The loss of such a connection does not count as an
-        outage. `acquiring`: no caller waits for a lease, so the connection for attempts is not
-        needed. `renewing`: there is no lease, so the connection for renewals is not needed."""
+        """Mark connections as not needed now. The loss of an idle connection does not count as an
+        outage.
+
+        Args:
+            acquiring: mark the connection for attempts, because no caller waits for a lease.
+            renewing: mark the connection for renewals, because there is no lease to renew.
+        """
 
     @abstractmethod
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAcquireResult | None:
-        """Try to acquire a lease. Return None if another session acquired it at the same time, or
-        if a fenced transaction of the last term has not ended."""
+        """Try to acquire a lease. The result says whether the lease was granted. Return None if
+        another session acquired the lease at the same time, or if a fenced transaction of the last
+        term has not ended."""
 
     @abstractmethod
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
         """Renew leases. `terms` has the name and the epoch (the number of the term) of each lease.
-        Return a dict by lease name. It contains only leases whose term has not ended. The value is
-        True if the lease was renewed. It is False if another session has locked the row, so that
-        the lease was not renewed."""
+        Return a dict by lease name, with only the leases whose term has not ended. True: the lease
+        was renewed. False: the lease was not renewed, because another session has locked its
+        row."""
 
     @abstractmethod
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
@@ -183,7 +188,7 @@ class LeaseTable(LeaseStore):
             request_connection: the connection for the other statements. An attempt to acquire may
                 wait for a transaction of the last holder, and a release may wait for a locked row.
             schema: the schema of River's tables; None: the search path decides.
-            prefix: the names of these leases have this prefix in the table.
+            prefix: the prefix of the lease names in the table.
         """
         self._renewal_connection = renewal_connection
         self._request_connection = request_connection
