@@ -157,10 +157,10 @@ class DomainMembership:
     async def _try_to_join_domain(
         self, wanted_queues: Sequence[str], dead_clients: Mapping[str, bytes]
     ) -> set[str] | None:
-        """Claim the queues that the domain of this client may take, and return None.
+        """Claim those of `wanted_queues` that this client's domain may own, and return None.
 
-        A domain that owns one of the queues may have clients that have an old heartbeat but may
-        still be alive. In this case, claim nothing and return the ids of these clients.
+        If another domain owns one of the queues, and clients of that domain with an old heartbeat
+        may still be alive, claim nothing and return the ids of these clients.
 
         Raises:
             DomainConflictError: as `join_domain`.
@@ -243,8 +243,8 @@ class DomainMembership:
         """Return whether this client's domain may take a queue from the domain that owns it.
 
         Raises:
-            DomainConflictError: the domain may not take the queue, and `on_domain_conflict` makes
-                this an error.
+            DomainConflictError: the domain may not take the queue, and `on_domain_conflict` is not
+                `warn`.
         """
         policy = self._config.on_domain_conflict
         if policy == "warn":

@@ -135,8 +135,8 @@ def _make_fenced_out_error() -> FencedOutError:
 
 
 class TermFence(LeaderTerm):
-    """A leader term that can also open fenced transactions. The maintenance services write to the
-    database only in these transactions, so they write nothing after the end of the term."""
+    """A leader term that can also open transactions that commit only during the term. The
+    maintenance services write to the database only in these transactions."""
 
     @asynccontextmanager
     async def transaction(

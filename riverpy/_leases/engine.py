@@ -121,8 +121,8 @@ class LeaseEngine:
         self._acquire_timeout = min(
             LEASE_STORE_TIMEOUT, timing.validity_seconds - timing.grace_seconds
         )
-        """The timeout of an attempt to acquire a lease, in seconds. If an attempt took longer, the
-        work under the lease would have to stop at once."""
+        """The timeout of an attempt to acquire a lease, in seconds. After a longer
+        attempt, work under the lease might have to stop at once."""
         self.renewer = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
         self.events = LeaseEventPublisher(publish_event)
         self._should_spread = should_spread

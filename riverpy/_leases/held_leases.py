@@ -127,7 +127,8 @@ class LeaseRenewer:
             self._renewal_task = loop.create_task(self._watch_and_renew_leases(), context=context)
 
     def remove_lease(self, lease: Lease) -> None:
-        """Remove a lease whose work has stopped. The lease may already be removed."""
+        """Remove a lease whose work has stopped. It is no error if the renewer does not have the
+        lease."""
         self._work_log_due_at.pop(lease, None)
         if self._leases.get(lease.name) is lease:
             del self._leases[lease.name]

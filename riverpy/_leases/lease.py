@@ -293,7 +293,7 @@ class Lease:
     def end(
         self, reason: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
     ) -> bool:
-        """End the lease in this process at once, without a statement. If the lease had ended
+        """End the lease in this process at once. This sends no statement. If the lease had ended
         before, keep the first reason and return False. `may_be_held`: whether the store may still
         have this process as the holder of the lease."""
         if self.cause is not None:

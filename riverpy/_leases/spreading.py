@@ -189,8 +189,9 @@ class LeaseSpreader:
     def _find_standby_leases_by_client(
         self, clients: Sequence[ReportingClient], lease_names: frozenset[str]
     ) -> dict[str, frozenset[str]]:
-        """Return which of the leases each other client waits for, by client id. Stopping clients,
-        clients without a recent heartbeat, and clients that wait for no lease are left out."""
+        """Return which of `lease_names` each other client waits for, by client id. Stopping
+        clients, clients without a recent heartbeat, and clients that wait for none of these leases
+        are left out."""
         standby_by_client = {
             client.client_id: lease_names.intersection(client.report.standby)
             for client in clients
