@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,9 @@ def _errors(entries: list[dict[str, Any]]) -> list[AttemptError]:
 def _time(text: str) -> datetime:
     """Convert a time with nanoseconds. PostgreSQL rounds half a microsecond to the even one, and
     msgspec rounds it up."""
-    seconds, fraction = text.removesuffix("Z").partition(".")[::2]
-    at = datetime.fromisoformat(f"{seconds}Z")
-    return at + timedelta(microseconds=round(float(f"0.{fraction or 0}") * 1_000_000))
+    at = datetime.fromisoformat(text).replace(microsecond=0)
+    fraction = re.search(r"\.\d+", text)
+    return at + timedelta(microseconds=round(float(fraction[0] if fraction else 0) * 1_000_000))
 
 
 def queue_read_by_python(queue: Queue) -> Row:

@@ -195,7 +195,7 @@ async def test_timeouts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(snapshot, "read_running_job_groups", slow)
     report = await doctor()
     assert "statement timeout" in report.one("clients", "warn")["text"]
-    limits = {"STATEMENT_TIMEOUT": timedelta(seconds=60), "READ_TIMEOUT": 0.5}
+    limits = {"STATEMENT_TIMEOUT": timedelta(seconds=5), "READ_TIMEOUT": 0.5}
     report = await doctor()
     assert "no answer within 0.5 s" in report.one("clients", "warn")["text"]
     assert report.one("indexes", "ok")
