@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -112,7 +113,8 @@ class ChildProcess:
         self._is_ready = False
         self._refusal_text: str | None = None
         """The reason why the child cannot run jobs, or None."""
-        self._is_running_job = False
+        self._has_sent_job = False
+        """Whether a whole job was sent to the child, and its end was not received yet."""
         self._has_started_too_late = False
         self.is_job_cancelled = False
         """Whether the job of this child was cancelled. If so, the child runs no other job."""
@@ -129,6 +131,7 @@ class ChildProcess:
         try:
             self._wait_until_ready()
             send_message(self._pipe_to_child, RUN_JOB, job.pickled_job)
+            self._has_sent_job = True
             kind, content = receive_message(self._pipe_from_child)
             while kind != JOB_ENDED:
                 self._pass_message_to_job(job, kind, content)
@@ -136,13 +139,12 @@ class ChildProcess:
         except (EOFError, OSError, ValueError):
             raise self._kill_and_make_exit_error() from None
         finally:
-            self._is_running_job = False
+            self._has_sent_job = False
         return _unpickle(content)
 
     def _pass_message_to_job(self, job: JobInChild, kind: bytes, content: bytes) -> None:
         """Handle a message about the running job. The message is of any type except JOB_ENDED."""
-        if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
-            self._is_running_job = True
+        if kind == JOB_STARTED:
             job.on_start()
         elif kind == METADATA_RECORDED:
             key, text = _unpickle(content)
@@ -203,7 +205,7 @@ class ChildProcess:
         """Set `job.cancelled` in the child, without blocking. If the job does not use
         `job.cancelled`, the child process ends."""
         self.is_job_cancelled = True
-        if not self._is_running_job:
+        if not self._has_sent_job or not _is_writable(self._pipe_to_child):
             self.kill()
             return
         try:
@@ -246,6 +248,15 @@ class ChildProcess:
     def has_exited(self) -> bool:
         """Whether the process has ended."""
         return self._process.poll() is not None
+
+
+def _is_writable(pipe: IO[bytes]) -> bool:
+    """Return whether a short message can be written to a pipe without blocking."""
+    if sys.platform == "win32":  # It has no such check. A child that is not suspended reads soon.
+        return True
+    poll = select.poll()
+    poll.register(pipe, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def count_usable_cores() -> int:

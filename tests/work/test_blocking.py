@@ -30,6 +30,7 @@ from riverpy import EventKind, Job, JobCancel, JobSnooze, Workers
 from riverpy._log_events import JOB_WROTE_OUTPUT
 from riverpy._postgres.jobs import ClaimKey
 from riverpy._work import child_pool, child_process, child_start
+from riverpy._work.child_process import ChildProcess
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -522,6 +523,35 @@ async def test_job_sees_that_it_is_cancelled(
             event, row = await rig.event(), await rig.row(job_id)
             assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
             assert (directory / "seen").exists()
+
+
+@pytest.mark.timeout(120)
+async def test_cancelled_before_the_worker_knows_that_it_started(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job in a process that already uses `job.cancelled` sees its cancellation, even if the
+    worker has not read yet that the job has started."""
+    cancelled = threading.Event()
+    cancel, receive = ChildProcess.cancel_job, ChildProcess._pass_message_to_job
+
+    def cancel_first(child: ChildProcess) -> None:
+        cancel(child)
+        cancelled.set()
+
+    def receive_later(*args: Any) -> None:
+        assert cancelled.wait(PATIENCE)
+        receive(*args)
+
+    monkeypatch.setattr(ChildProcess, "cancel_job", cancel_first)
+    monkeypatch.setattr(ChildProcess, "_pass_message_to_job", receive_later)
+    rig.workers.blocking_job(executor="process")(watch)
+    async with rig.working(hard_stop_timeout=timedelta(minutes=1)) as client:
+        client._run._job_executor._blocking_runner._cancel_grace_period = 60.0  # type: ignore[union-attr]
+        inserted = await client.insert(Watch(str(tmp_path)))
+        await until_exists(tmp_path / "started")
+        await client.job_cancel(inserted.job.id)
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+    assert (tmp_path / "seen").exists()
 
 
 @pytest.mark.timeout(120)
