@@ -1,4 +1,5 @@
-"""The public names of riverpy. `import riverpy` imports this module at the first use of a name."""
+"""The public names of riverpy. The package `riverpy` imports this module when a program first uses
+a public name."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Import a name that most programs do not use, and return its value."""
+        """Import a public name that few programs use, such as `Migrator`, and return its value."""
         if name == "Migrator":
             from riverpy.migrate import Migrator as value
         elif name in {"Lease", "LeaseManager", "MemoryLeases", "MemoryTransaction"}:

@@ -47,13 +47,12 @@ def is_model_class(cls: object) -> bool:
 
 
 def dump_model(model: object, *, as_args: bool = False) -> object:
-    """Convert a model to JSON values. In the result, a field has its alias as its key, or its name
+    """Convert a model to JSON values. In the result, the key of a field is its alias, or its name
     if it has no alias.
 
     Args:
         model: the model.
-        as_args: whether the model class must be able to decode the result. Then computed fields are
-            left out.
+        as_args: True: leave out computed fields, so that the model class can decode the result.
 
     Raises:
         TypeError: the model is of pydantic 1.
@@ -76,8 +75,8 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
 
 
 def _find_keys_of_unwritable_part(value: Any) -> list[str | int]:
-    """Return the keys that lead to the part that pydantic cannot write. To find this part, let
-    pydantic write each part alone."""
+    """Return the keys that lead to the value that pydantic cannot write as JSON. To find the value,
+    let pydantic write each field and each item alone."""
     cls = cast("type[Any]", type(value))
     if getattr(cls, "__pydantic_root_model__", False):
         return _find_keys_of_unwritable_part(value.root)
@@ -201,7 +200,8 @@ def _require_storable_fields(cls: type[Any], path: str, checked: set[type[Any]])
 
 
 def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
-    """Return the name and the annotation of each field; empty if they cannot be resolved."""
+    """Return the name and the annotation of each field. If an annotation cannot be resolved, return
+    an empty list."""
     if is_model_class(cls):
         return [(name, field.annotation) for name, field in cls.model_fields.items()]
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())
@@ -227,8 +227,9 @@ def _iterate_classes(annotation: Any) -> Iterator[type[Any]]:
 
 
 def _require_readable_json_names(cls: type[Any], path: str) -> None:
-    """Raise TypeError if pydantic reads a field from another name than the name under which it
-    writes the field. Otherwise the value would be lost, or the args could not be decoded."""
+    """Raise TypeError if pydantic writes a field under a JSON name from which it does not read the
+    field, or if a required field is excluded from JSON. The value of such a field would be lost, or
+    the args could not be decoded."""
     config: Any = cls.model_config
     for name, field in cls.model_fields.items():
         written = field.serialization_alias or name
@@ -286,8 +287,8 @@ def _find_undecodable_value_path(schema: Any, path: str) -> str | None:
     """Return the path of the first required value that cannot be decoded from JSON. None: no such
     value was found.
 
-    A type with a validator that runs before pydantic checks the type is not examined: the validator
-    may convert the JSON value to this type.
+    The function does not examine a type whose validator runs before pydantic's own check of the
+    type: the validator may convert the JSON value to this type.
     """
     kind = schema["type"]
     if kind in _UNDECODABLE_SCHEMA_TYPES:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 
 SERVER_STOP_POLL_INTERVAL = 0.5
-"""The interval, in seconds, of the checks whether the web server is stopping. Open event streams of
-a web server, and runs of doctor's checks in the dashboard, make these checks, so that they end in
-time."""
+"""The seconds between two checks whether the web server is stopping. Open event streams check this,
+and so do runs of doctor in the dashboard, so that they end when the server stops."""
 
 
 def encode_server_sent_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
@@ -27,8 +26,8 @@ def _join_lines(text: str) -> str:
 
 def is_uvicorn_stopping() -> bool:
     """Whether uvicorn runs this process and is stopping. uvicorn waits until open streams have
-    ended, so each stream must poll this function and end itself. The signal handler is a method of
-    uvicorn's server object. Through this method, the function finds the object."""
+    ended, so each stream must poll this function and end itself. The function finds uvicorn's
+    server object through the signal handler, which is a method of this object."""
     for number in (signal.SIGINT, signal.SIGTERM):
         server = getattr(signal.getsignal(number), "__self__", None)
         if getattr(server, "should_exit", False) is True:

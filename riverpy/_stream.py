@@ -77,7 +77,7 @@ class Stream(Generic[ItemT]):
 
         Raises:
             ClientStateError: the stream was not opened.
-            Exception: the stream was closed with this error.
+            Exception: `close` was called with this error.
         """
         if not self._was_opened:  # no item would ever come
             raise ClientStateError(

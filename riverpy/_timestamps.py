@@ -1,4 +1,4 @@
-"""Converts timestamps of the database to times of Python, and back."""
+"""Converts timestamps of the database to Python's `datetime`, and back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def decode_timestamp(raw: int | bytes | None) -> datetime | None:
-    """Convert a timestamp from the database to a time of Python. `raw` has the microseconds since
-    2000, as an integer or in PostgreSQL's wire format.
+    """Convert a timestamp from the database to a `datetime` in UTC. `raw` is the number of
+    microseconds since 2000, as an integer or in PostgreSQL's wire format. None stays None.
 
-    A time outside Python's calendar (`infinity`, the year 10000) becomes the first or last possible
-    time.
+    A time that `datetime` does not support (`infinity`, the year 10000) becomes the first or last
+    supported time.
     """
     if raw is None:
         return None

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_MIN = 1.0
 RETRY_DELAY_MAX = 60.0
-"""The default of the longest delay between two tries of a row, in seconds. The first delay is
+"""The default maximum delay between two tries of a row, in seconds. The first delay is
 `RETRY_DELAY_MIN`."""
 LOCKED_ROW_RETRY_DELAY_MAX = 2.0
-"""The longest delay for a locked row, in seconds. Most locks end soon."""
+"""The maximum delay before the next try of a locked row, in seconds. Most locks end soon."""
 RETRY_PAUSE_FACTOR = 4
-"""After a failed retry, further retries wait for this multiple of the time that the failed retry
-took. With 4, retries use at most a fifth of the time (1 of 1 + 4), even if each one is slow. Rows
-that have failed only once do not wait."""
+"""The length of the pause after a failed retry, as a multiple of the duration of the retry. With 4,
+retries take at most one fifth of the time (1 of 1 + 4), even if each retry is slow. A row that has
+failed only once does not wait for the end of the pause."""
 
 RowT = TypeVar("RowT")
 
@@ -146,7 +146,7 @@ class SkippedRows(Generic[RowT]):
             self._rows_by_key[key] = entry._replace(next_retry_at=min(entry.next_retry_at, now))
 
     def first_due_row(self) -> SkippedRow[RowT] | None:
-        """Return the row whose next try has been due for longest, or None if no try is due."""
+        """Return the row whose next try was due first, or None if no try is due now."""
         first = min(self._rows_by_key.values(), key=self._get_retry_time, default=None)
         is_due = first is not None and self._get_retry_time(first) <= self._current_time()
         return first if is_due else None
@@ -169,8 +169,8 @@ def make_skipped_row_reports(
     rows: Iterable[SkippedRow[RowT]],
     row_name: Callable[[RowT], object] = str,
 ) -> list[SkippedRowReport]:
-    """Return reports on the rows that failed more than once, for operators. `statement_purpose` is
-    the purpose of the statement. `row_name` returns the id or key of a row."""
+    """Return a report for each row that has failed more than once. All reports have the same
+    `statement_purpose`. `row_name` returns the id or key of a row."""
     return [
         SkippedRowReport(
             statement_purpose,

@@ -6,8 +6,8 @@ starts a block. A block may have these marks:
 
 - `@queue` is a parameter. For asyncpg it becomes `$1`, `$2`, … in the order of first use.
 - `/* schema */` before the name of a table, type or function is replaced with River's schema.
-- `/* schema of river_job */ current_schema()::text` is the name of the schema of that table, as a
-  value.
+- `/* schema of river_job */ current_schema()::text` is a text value: the name of the schema that
+  has the table `river_job`.
 - `/* finite */ (x)` limits the timestamp `x` to the years 1 to 9999. A column may hold `infinity`
   or a year that Python lacks, and arithmetic on those fails.
 - A line `-- include: FILE.BLOCK` is replaced with the text of another block.
@@ -147,8 +147,8 @@ def lists_by_field(rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def splice_schema(text: str, schema: str | None) -> str:
-    """Replace the schema marks (`/* schema */` and `/* schema of TABLE */ …`) in an SQL text with
-    the name of the schema. If `schema` is None, table names get no schema, so PostgreSQL uses its
+    """Replace the schema marks (`/* schema */` and `/* schema of TABLE */ …`) in SQL code with the
+    name of the schema. If `schema` is None, table names get no schema, so PostgreSQL uses its
     search path."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
@@ -162,13 +162,14 @@ def splice_schema(text: str, schema: str | None) -> str:
 
 @cache
 def load_statements(file: str) -> dict[str, str]:
-    """Return the blocks of `sql/queries/<file>.sql`, without their comment lines. The key is the
-    name of the block.
+    """Return the blocks of `sql/queries/<file>.sql` by their names, without comment lines.
 
-    A block with a line `-- queues: column` has three entries, because this line stands for a
-    condition on the queue. Under the name of the block there is no condition. With `_in_queues`
-    after the name, the condition accepts only the queues in the parameter `queues`. With
-    `_except_queues`, it accepts all queues except these."""
+    A block NAME with a line `-- queues: column` has three entries:
+
+    - `NAME` has no condition on the queue.
+    - `NAME_in_queues` selects only the queues in the parameter `queues`.
+    - `NAME_except_queues` selects all queues except those in the parameter `queues`.
+    """
     with explain_unreadable_files():
         text = sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
     parts = _STATEMENT_NAME_PATTERN.split(text)
@@ -201,8 +202,8 @@ def get_query(file: str, name: str, schema: str | None) -> Query:
 def get_query_with_conditional_parts(
     file: str, name: str, schema: str | None, parts: frozenset[str]
 ) -> Query:
-    """Return the block `name` of `sql/queries/<file>.sql` for this schema. A conditional part of
-    the block is left out, except if `parts` contains one of its names."""
+    """Return the block `name` of `sql/queries/<file>.sql` for this schema. The result includes a
+    conditional part of the block only if `parts` contains one of the part's names."""
 
     def choose(match: re.Match[str]) -> str:
         is_chosen = not parts.isdisjoint(match[1].split(", "))
@@ -214,7 +215,7 @@ def get_query_with_conditional_parts(
 
 
 def _number_parameters(text: str) -> Query:
-    """Replace the names of parameters in an SQL text with numbers, and return the query."""
+    """Replace the names of parameters in an SQL statement with numbers, and return the query."""
     names: dict[str, int] = {}
 
     def replace_with_number(match: re.Match[str]) -> str:

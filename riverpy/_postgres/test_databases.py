@@ -1,8 +1,8 @@
 """Statements for the test databases of a run: create, copy, empty, rename and drop them. A run is
 one pytest command, which may have several processes.
 
-An advisory lock belongs to one database of the server. So a run acquires all its locks on one
-connection to the database of the server's URL.
+An advisory lock exists in only one database of the server. So each process of a run acquires all
+locks on one connection, to the database that the server's URL names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def _get_statement(name: str) -> Query:
 
 
 async def lock_test_run(connection: Transaction, run: int) -> None:
-    """Acquire the shared lock of a run. Each process of the run holds it while the run has
-    databases. This waits while another process drops the databases of the run."""
+    """Acquire the shared lock of a run. Each process of the run holds this lock while databases of
+    the run exist. If another process is dropping the databases of the run, wait until it has
+    released its lock."""
     await _get_statement("lock_test_run").execute(
         connection, namespace=_RUN_LOCK_NAMESPACE, run=run
     )
@@ -111,7 +112,7 @@ async def rename_database(connection: Transaction, name: str, new_name: str) -> 
 
 
 async def drop_database(connection: Transaction, name: str) -> None:
-    """Drop a database with its connections, if it exists."""
+    """End the sessions of a database and drop the database, if it exists."""
     await _execute_with_database_names(connection, "drop", a_new_database=name)
 
 
@@ -162,7 +163,8 @@ class TransactionState(NamedTuple):
     is_marked: bool
     """Whether `mark_test_transaction` was called in this transaction."""
     has_changed_tables: bool
-    """Whether the transaction has changed the columns of a table, or has emptied one."""
+    """Whether the transaction holds an ACCESS EXCLUSIVE lock on a table, for example after ALTER
+    TABLE or TRUNCATE."""
 
 
 async def fetch_transaction_state(connection: Transaction) -> TransactionState:
@@ -179,8 +181,8 @@ async def reset_session(connection: Transaction) -> None:
 async def _execute_with_database_names(
     connection: Transaction, block: str, **databases: str
 ) -> None:
-    """Run a statement after replacing the placeholders of its databases with their names. CREATE
-    DATABASE and similar statements take no parameters."""
+    """Run the statement of a block. `databases` maps each placeholder in the statement to the name
+    of a database, because CREATE DATABASE and similar statements take no parameters."""
     text = load_statements("test_database")[f"test_database_{block}"]
     for placeholder, name in databases.items():
         text = text.replace(placeholder, quote_identifier(name))

@@ -1,7 +1,7 @@
 """Tracing: suppresses the driver's OpenTelemetry spans for riverpy's own statements.
 
-A key in OpenTelemetry's context suppresses the spans. This module does not import OpenTelemetry: if
-the program has not imported it either, there are no spans.
+A key in OpenTelemetry's context suppresses the spans. This module does not import OpenTelemetry: a
+program that has not imported OpenTelemetry has no spans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _OLD_SUPPRESS_KEY = "suppress_instrumentation"
-"""The context key of older versions of OpenTelemetry. Instrumentations still read it."""
+"""The context key that suppresses spans in older versions of OpenTelemetry. Instrumentations still
+read this key."""
 _NO_SUPPRESSION = nullcontext()
 
 
@@ -27,7 +28,8 @@ def suppress_tracing(*, trace_internal: bool = False) -> AbstractContextManager[
 
 @contextmanager
 def _suppress_tracing(context: Any) -> Generator[None]:
-    """Suppress the spans. `context` is the module `opentelemetry.context`."""
+    """Suppress the driver's spans in the `with` block. `context` is the module
+    `opentelemetry.context`."""
     marked = context.set_value(_OLD_SUPPRESS_KEY, True)
     if key := getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", None):
         marked = context.set_value(key, True, marked)

@@ -1,6 +1,6 @@
 """Checks and savepoints for the transactions of callers. A caller passes a transaction as `tx=` to
-a call of riverpy, or passes it to a fence. A fence lets a transaction commit only while the process
-holds a lease."""
+a method of riverpy, or passes it to a method `fence`. A fence lets a transaction commit only while
+the process holds a lease."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _describe_accepted_types() -> str:
 
 
 def _validate_async_or_blocking(connection: Transaction, tx: object) -> None:
-    """Raise TypeError for an async connection in a call without an event loop, and for a blocking
-    connection in the event loop, which it would block."""
+    """Raise TypeError for an async connection in a call without an event loop. Raise TypeError also
+    for a blocking connection in an async call: the connection would block the event loop."""
     is_blocking = isinstance(connection, CallerSession) and connection.is_blocking
     if is_blocking == is_without_loop():
         return
@@ -125,14 +125,14 @@ def is_blocking_transaction(tx: object) -> bool:
 def run_at_once_if_blocking(
     tx: object, call: Coroutine[object, None, ResultT]
 ) -> ResultT | Coroutine[object, None, ResultT]:
-    """If `tx` is blocking, run the call at once and return its result. Otherwise return the call,
-    so that the caller awaits it."""
+    """If `tx` is blocking, run the coroutine `call` at once and return its result. Otherwise return
+    the coroutine itself, so that the caller awaits it."""
     return run_without_loop(call) if is_blocking_transaction(tx) else call
 
 
 def get_pooler_remedy(connection: Transaction) -> str:
-    """Return the part of an error text that describes what the caller must set if its connection
-    leads to a pooler in transaction mode."""
+    """Return the advice for error texts: what the caller must change if the connection goes through
+    a pooler in transaction mode."""
     if isinstance(connection, CallerSession):
         return connection.pooler_remedy
     return "make the connection given as tx with statement_cache_size=0"
@@ -149,12 +149,12 @@ def require_copy_support(connection: Transaction) -> None:
 
 @asynccontextmanager
 async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Run an `async with` block in a savepoint of an open transaction. After an error in the block,
-    the transaction is still usable, and what the block wrote is undone. (asyncpg's own savepoints
-    need a transaction that was begun through asyncpg.)
+    """Run an `async with` block in a savepoint of an open transaction. An error in the block undoes
+    what the block wrote, but the transaction is still usable. (asyncpg's own savepoints need a
+    transaction that was begun through asyncpg.)
 
     Raises:
-        TransactionError: the transaction was aborted before, or the block has ended it.
+        TransactionError: the transaction was aborted before the block, or ended in the block.
     """
     if isinstance(connection, CallerSession) and connection.has_transaction_blocks:
         async with connection.transaction():
@@ -179,13 +179,13 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def limit_lock_wait(connection: Transaction, wait_seconds: float) -> AsyncGenerator[None]:
-    """Limit each wait for a lock in the `async with` block to `wait_seconds`. This is for
-    connections of other libraries, which may close if a statement is cancelled. For connections of
-    asyncpg it does nothing. If the block fails, the caller must roll back to a savepoint from
-    before the block.
+    """Limit each wait for a lock in the `async with` block to `wait_seconds`. For a connection of
+    asyncpg, do nothing: the caller can cancel the statement instead. A connection of another
+    library may close if a statement is cancelled. If the block fails, the caller must roll back to
+    a savepoint that was set before the block.
 
     Raises:
-        LockNotAvailableError: a statement waited for `wait_seconds`.
+        LockNotAvailableError: a statement waited for a lock for `wait_seconds`.
     """
     if not isinstance(connection, CallerSession):
         yield
@@ -202,9 +202,9 @@ async def _set_lock_timeout(connection: Transaction, lock_timeout: str) -> str:
 
 
 async def flush_session(tx: object) -> None:
-    """Write the changed objects of a SQLAlchemy session to the database. Call this before a
-    savepoint that SQLAlchemy does not know about. Otherwise a rollback to the savepoint would undo
-    the changes, and the session would not know it."""
+    """Write the changed objects of a SQLAlchemy session to the database. Call this before riverpy
+    sets a savepoint without SQLAlchemy. Otherwise the session may write the objects after the
+    savepoint. A rollback would then undo these writes, but the session would not notice."""
     if isinstance(session := _adapt_if_needed(tx), CallerSession):
         await session.flush()
 
@@ -212,9 +212,9 @@ async def flush_session(tx: object) -> None:
 async def run_caller_function(
     connection: Transaction, function: Callable[[Any], Awaitable[ResultT]], tx: object
 ) -> ResultT:
-    """Call the caller's function and await it. The function receives `tx`. If `tx` is None, it
-    receives `connection`, or the connection or session behind it if `connection` is an adapter.
-    With an adapter, the function runs in the block of `CallerSession.savepoint`."""
+    """Call the caller's function, await it and return the result. The function receives `tx`. If
+    `tx` is None, it receives `connection`, or the `native_session` of an adapter. If `connection`
+    is an adapter, the function runs in the block of `CallerSession.savepoint`."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
             return await call_async_function(
@@ -241,7 +241,8 @@ async def call_async_function(
 
 
 async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:
-    """Roll back to the savepoint. Return the error if that fails."""
+    """Roll back to the savepoint that `savepoint` has set, and release it. Return the error if that
+    fails."""
     try:
         with fail_after(SAVEPOINT_ROLLBACK_TIMEOUT):
             await _run_statement(connection, "session_savepoint_rollback")
@@ -256,8 +257,8 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
 
 
 def validate_and_adapt_fence_connection(connection: object) -> Transaction:
-    """Check a connection that a caller passes to a fence, without a round trip. Return a connection
-    of asyncpg unchanged, or the adapter of another library's connection.
+    """Check a connection that a caller passes to a method `fence`, without a round trip. Return a
+    connection of asyncpg unchanged, or the adapter of another library's connection.
 
     Raises:
         TypeError: the connection is blocking in an async client, or async in a blocking client.
@@ -279,7 +280,7 @@ def validate_and_adapt_fence_connection(connection: object) -> Transaction:
 
 
 def make_fence_in_savepoint_error() -> TransactionError:
-    """Return the error for a call of `fence` while a savepoint was open."""
+    """Return the error for a call of `fence` while a savepoint is open."""
     return TransactionError(
         "a fence in a savepoint ends if the savepoint is rolled back, and the transaction would go "
         "on without it: call it in the outermost transaction, before any nested "
@@ -289,16 +290,17 @@ def make_fence_in_savepoint_error() -> TransactionError:
 
 
 async def require_no_savepoint(connection: Transaction) -> None:
-    """Raise TransactionError if a savepoint is open in which a row was locked or written. A fence
-    on River's leader row calls this at its end, because a rollback to such a savepoint would undo
-    the fence."""
+    """Raise TransactionError if a savepoint is open in which a row was locked or written. In the
+    domain `default`, `LeaderTerm.fence` calls this at its end, because a rollback to the savepoint
+    would undo the fence."""
     if await _fetch_value(connection, "session_in_savepoint"):
         raise make_fence_in_savepoint_error()
 
 
 async def make_wrong_database_error(connection: Transaction, lease: str) -> TransactionError:
-    """Return the error for a fence in a transaction of another database or schema. This process
-    holds the lease, but the transaction does not find the row of the lease."""
+    """Return the error for a call of `fence` whose transaction does not find the row of the lease,
+    although this process holds the lease. The transaction is in another database or schema, or its
+    snapshot is older than the term of the lease."""
     place = await _fetch_value(connection, "session_database")
     return TransactionError(
         f"the table that this transaction sees, in {place}, does not have the term of {lease}, "
@@ -308,9 +310,9 @@ async def make_wrong_database_error(connection: Transaction, lease: str) -> Tran
 
 
 async def require_read_committed(connection: Transaction) -> None:
-    """Raise TransactionError if the isolation level is not READ COMMITTED. A fence on River's
-    leader row (the lease of the leader of `default`) calls this at its start: at a higher level, an
-    older snapshot would not show that the leader has renewed its lease."""
+    """Raise TransactionError if the isolation level is not READ COMMITTED. In the domain `default`,
+    `LeaderTerm.fence` calls this at its start. At a higher level, the snapshot of the transaction
+    may be too old to show that the leader has renewed its lease."""
     isolation = await _fetch_value(connection, "session_isolation")
     if isolation != "read committed":
         raise TransactionError(

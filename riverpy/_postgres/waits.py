@@ -17,7 +17,7 @@ NOTIFY_END_METADATA_KEY = "riverpy:notify"
 """The metadata key of a job that a caller waits for. It requests a notification when the job
 ends."""
 JOB_END_TOPIC = "riverpy_job"
-"""The topic of the notifications that jobs with `NOTIFY_END_METADATA_KEY` have ended."""
+"""The topic of the notifications about the ends of jobs with `NOTIFY_END_METADATA_KEY`."""
 JOBS_PER_PAYLOAD_MAX = 200
 """The maximum number of jobs in a notification. A payload has at most 7,999 bytes. A job takes at
 most 35 of them: an id of 19 digits, a state and punctuation."""

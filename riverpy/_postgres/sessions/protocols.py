@@ -1,5 +1,5 @@
-"""The types that a caller may pass as `tx=`. They describe classes of other libraries, so that
-riverpy need not import these libraries."""
+"""The types of the objects that a caller may pass as `tx=`. Protocols describe the classes of other
+libraries, so riverpy need not import those libraries."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from riverpy._postgres.driver import Transaction
 
 
 class PsycopgConnection(Protocol):
-    """psycopg's `AsyncConnection`."""
+    """A protocol that matches psycopg's `AsyncConnection`."""
 
     @property
     def pgconn(self) -> object:
-        """The connection of libpq."""
+        """psycopg's wrapper of the libpq connection."""
         ...
 
     async def set_autocommit(self, value: bool, /) -> None:
@@ -22,7 +22,7 @@ class PsycopgConnection(Protocol):
 
 
 class PsycopgCursor(Protocol):
-    """psycopg's `AsyncCursor`."""
+    """A protocol that matches psycopg's `AsyncCursor`."""
 
     @property
     def connection(self) -> PsycopgConnection:
@@ -35,7 +35,7 @@ class PsycopgCursor(Protocol):
 
 
 class SqlAlchemySession(Protocol):
-    """SQLAlchemy's `AsyncSession` and `async_scoped_session`."""
+    """A protocol that matches SQLAlchemy's `AsyncSession` and `async_scoped_session`."""
 
     async def connection(self) -> SqlAlchemyConnection:
         """Return the connection of the session's transaction."""
@@ -47,7 +47,7 @@ class SqlAlchemySession(Protocol):
 
 
 class SqlAlchemyConnection(Protocol):
-    """SQLAlchemy's `AsyncConnection`."""
+    """A protocol that matches SQLAlchemy's `AsyncConnection`."""
 
     async def get_raw_connection(self) -> object:
         """Return the driver's connection."""
@@ -59,11 +59,11 @@ class SqlAlchemyConnection(Protocol):
 
 
 class BlockingPsycopgConnection(Protocol):
-    """psycopg's `Connection`."""
+    """A protocol that matches psycopg's `Connection`."""
 
     @property
     def pgconn(self) -> object:
-        """The connection of libpq."""
+        """psycopg's wrapper of the libpq connection."""
         ...
 
     def set_autocommit(self, value: bool, /) -> None:
@@ -72,7 +72,7 @@ class BlockingPsycopgConnection(Protocol):
 
 
 class BlockingPsycopgCursor(Protocol):
-    """psycopg's `Cursor`."""
+    """A protocol that matches psycopg's `Cursor`."""
 
     @property
     def connection(self) -> BlockingPsycopgConnection:
@@ -85,7 +85,7 @@ class BlockingPsycopgCursor(Protocol):
 
 
 class BlockingSqlAlchemySession(Protocol):
-    """SQLAlchemy's `Session` and `scoped_session`."""
+    """A protocol that matches SQLAlchemy's `Session` and `scoped_session`."""
 
     def connection(self) -> BlockingSqlAlchemyConnection:
         """Return the connection of the session's transaction."""
@@ -97,16 +97,16 @@ class BlockingSqlAlchemySession(Protocol):
 
 
 class BlockingSqlAlchemyResult(Protocol):
-    """The result of a statement that SQLAlchemy's `Connection` has run."""
+    """A protocol that matches the result of `exec_driver_sql` on SQLAlchemy's `Connection`."""
 
     @property
     def returns_rows(self) -> bool:
-        """Whether the statement returned rows."""
+        """Whether the statement has a result set, which may be empty."""
         ...
 
 
 class BlockingSqlAlchemyConnection(Protocol):
-    """SQLAlchemy's `Connection`."""
+    """A protocol that matches SQLAlchemy's `Connection`."""
 
     def exec_driver_sql(self, statement: str, /) -> BlockingSqlAlchemyResult:
         """Run a statement."""
@@ -114,11 +114,11 @@ class BlockingSqlAlchemyConnection(Protocol):
 
 
 class DjangoConnection(Protocol):
-    """A connection of Django, as `transaction.get_connection()` returns it."""
+    """A protocol that matches a Django connection, as `transaction.get_connection()` returns it."""
 
     @property
     def alias(self) -> str:
-        """The alias in DATABASES."""
+        """The alias of this connection's database in Django's setting DATABASES."""
         ...
 
     @property
@@ -145,5 +145,5 @@ BlockingTransaction: TypeAlias = (
     | DjangoConnection
     | str
 )
-"""What a caller passes as `tx=` to `riverpy.sync.Client`. A text is the alias of a database in
+"""What a caller passes as `tx=` to `riverpy.sync.Client`. A str is the alias of a database in
 Django's setting DATABASES."""

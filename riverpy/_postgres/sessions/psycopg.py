@@ -98,7 +98,7 @@ registered do not apply."""
 
 
 class _CursorWithOwnAdapters:
-    """Makes a psycopg cursor use riverpy's own adapters."""
+    """A mixin for psycopg cursors. A cursor with this mixin uses riverpy's own adapters."""
 
     @property
     def adapters(self) -> AdaptersMap:
@@ -135,7 +135,7 @@ class PsycopgSession(CallerSession):
     def _make_async_context(
         self, context: AbstractAsyncContextManager[ResultT] | AbstractContextManager[ResultT]
     ) -> AbstractAsyncContextManager[ResultT]:
-        """Return a context manager of psycopg in a form for `async with`."""
+        """Return an async context manager that does the same as psycopg's `context`."""
         return make_async_context_manager(cast("AbstractContextManager[ResultT]", context))
 
     @property
@@ -182,7 +182,7 @@ class PsycopgSession(CallerSession):
 
     async def _await_pipelined_results(self) -> None:
         """Wait for the results of the statements that the caller has already sent in the pipeline.
-        Before that, the state of the transaction is not known.
+        Only then is the state of the transaction known.
 
         Raises:
             TransactionError: one of these statements failed, or no transaction is open.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def make_no_transaction_error(*, is_blocking: bool) -> TransactionError:
-    """Return the error for a connection without an open transaction."""
+    """Return the error for a connection without an open transaction. `is_blocking` decides whether
+    the example in the text has `with` or `async with`."""
     begin = "with" if is_blocking else "async with"
     return TransactionError(
         "the connection given as tx is in no transaction, so the call would commit by itself: "
@@ -34,9 +35,9 @@ class CallerTransactionState(Enum):
 
 
 class NestedTransaction(ABC):
-    """A savepoint that SQLAlchemy or Django has begun. These libraries must know each savepoint,
-    because they keep a state of their own that a rollback must undo, such as the objects of a
-    session."""
+    """A savepoint that SQLAlchemy or Django has begun. These libraries keep state in Python, such
+    as the objects of a session. A rollback also restores this state if the library has begun the
+    savepoint."""
 
     @abstractmethod
     async def end(self, *, keep: bool) -> None:
@@ -45,8 +46,8 @@ class NestedTransaction(ABC):
 
 
 class CallerSession(ABC):
-    """The adapter of a connection or session of another library than asyncpg. It has the methods of
-    asyncpg's connection with which riverpy runs statements.
+    """The adapter of a connection or session of a library other than asyncpg. To run statements,
+    riverpy calls the same methods of an adapter as of asyncpg's connection.
 
     Errors of the library are raised as asyncpg's errors with the same SQLSTATE. Statements run in
     the caller's transaction, except if `commits_by_itself` is True.
@@ -61,13 +62,14 @@ class CallerSession(ABC):
     """Whether each statement commits by itself, because no transaction is open and the library
     allows statements without one (Django outside `atomic`)."""
     has_transaction_blocks = False
-    """Whether riverpy must begin savepoints with the method `transaction`, so that the library
-    knows them. If False, riverpy sends the SQL statement SAVEPOINT itself."""
+    """Whether the adapter supports the method `transaction`. If True, riverpy calls this method to
+    begin a savepoint, so that the library knows the savepoint. If False, riverpy sends the SQL
+    statement SAVEPOINT itself."""
     has_copy = False
     """Whether the adapter has a method `copy_to_table`, like asyncpg's."""
     pooler_remedy: str
-    """What the caller must set if the connection leads to a pooler in transaction mode, for error
-    texts."""
+    """The advice in error texts: what the caller must change if the connection goes through a
+    pooler in transaction mode."""
 
     @property
     @abstractmethod
@@ -102,21 +104,21 @@ class CallerSession(ABC):
         return
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that runs the caller's code in a savepoint of the library. Only
-        sessions of SQLAlchemy and connections of Django need it, because these libraries keep a
-        state of their own that a rollback must undo. For others, the context manager does
-        nothing."""
+        """Return a context manager in which the caller's code runs. For a session of SQLAlchemy or
+        a connection of Django, it begins a savepoint with the library, so that a rollback also
+        restores the library's state in Python. For any other connection, it does nothing."""
         return nullcontext()
 
     async def begin_nested(self) -> NestedTransaction | None:
-        """Begin a savepoint of the library, if the library keeps a state of its own that a rollback
-        must undo (a session of SQLAlchemy, a connection of Django). Otherwise begin no savepoint
-        and return None."""
+        """Begin a savepoint with the library, if this is a session of SQLAlchemy or a connection of
+        Django. A rollback then also restores the library's state in Python. For any other
+        connection, begin no savepoint and return None."""
         return None
 
     def keep_connection_if_cancelled(self) -> AbstractContextManager[None]:
         """In the `with` block, keep the connection open if a statement on it is cancelled.
-        SQLAlchemy would close the connection. The caller must set a savepoint before the block."""
+        Otherwise SQLAlchemy would close the connection. The caller must set a savepoint before the
+        block, because a cancelled statement aborts the transaction."""
         return nullcontext()
 
     def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
@@ -125,7 +127,7 @@ class CallerSession(ABC):
         raise NotImplementedError
 
     def is_in_transaction(self) -> bool:
-        """Whether a transaction is open. An aborted transaction is open, too."""
+        """Whether a transaction is open. An aborted transaction counts as open."""
         return self.get_state() in (CallerTransactionState.USABLE, CallerTransactionState.ABORTED)
 
     def is_closed(self) -> bool:

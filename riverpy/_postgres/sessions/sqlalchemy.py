@@ -50,8 +50,8 @@ ResultT = TypeVar("ResultT")
 
 _SUPPORTED_DRIVERS = ("asyncpg", "psycopg", "psycopg2")
 _EXECUTION_OPTIONS = {"stream_results": False, "yield_per": None, "no_parameters": False}
-"""The execution options of riverpy's statements. They override options of the caller's engine that
-do not fit. Results are small and are read at once, so they are not streamed. If `no_parameters`
+"""The execution options of riverpy's statements. They override the same options of the caller's
+engine. Results are small and are read at once, so they are not streamed. If `no_parameters`
 were True, psycopg would send `%%` instead of `%` in a statement without parameters."""
 _OTHER_ENGINE_ADVICE = (
     "pass the connection of the engine that has the job's data, as in "
@@ -73,7 +73,7 @@ def adapt(tx: object) -> CallerSession | None:
 
 
 def _adapt_async(tx: object) -> CallerSession | None:
-    # A program that only has blocking sessions need not have greenlet, which this import needs.
+    # The import below needs greenlet. A program without async sessions may not have greenlet.
     if not any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(tx).__mro__):
         return None
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -93,15 +93,15 @@ def _adapt_async(tx: object) -> CallerSession | None:
 
 
 def _copy_buffer_to_bytes(value: object) -> object:
-    """Convert a view of psycopg2's buffer, which psycopg2 returns for `bytea`, to bytes. Return any
-    other value unchanged."""
+    """Convert a memoryview to bytes, and return any other value unchanged. psycopg2 returns values
+    of type `bytea` as memoryviews."""
     return bytes(cast("memoryview[int]", value)) if isinstance(value, memoryview) else value
 
 
 @contextmanager
 def _use_plain_cursor_class(connection: Connection) -> Generator[None]:
-    """In the `with` block, let psycopg2 use its plain cursor class. A cursor class of the caller
-    may require that all columns have names."""
+    """In the `with` block, make psycopg2 use its default cursor class. The caller may have set a
+    cursor class that requires a name for each column."""
     is_psycopg2 = connection.dialect.driver == "psycopg2"
     raw_connection: Any = connection.connection.dbapi_connection if is_psycopg2 else None
     if raw_connection is None or raw_connection.cursor_factory is None:
@@ -115,7 +115,7 @@ def _use_plain_cursor_class(connection: Connection) -> Generator[None]:
 
 
 def _has_other_connection(session: Session, connection: Connection) -> bool:
-    """Whether the transaction of the session uses a second connection besides `connection`."""
+    """Whether the session's transaction also uses a connection other than `connection`."""
     transaction: Any = session.get_transaction()
     if hasattr(transaction, "connections"):
         held = transaction.connections
