@@ -162,7 +162,8 @@ def splice_schema(text: str, schema: str | None) -> str:
 
 @cache
 def load_statements(file: str) -> dict[str, str]:
-    """Return the blocks of `sql/queries/<file>.sql` by their names, without comment lines.
+    """Return the blocks of `sql/queries/<file>.sql` by their names. Comment lines are left out,
+    except the `-- when` lines.
 
     A block NAME with a line `-- queues: column` has three entries:
 

@@ -163,8 +163,8 @@ class TransactionState(NamedTuple):
     is_marked: bool
     """Whether `mark_test_transaction` was called in this transaction."""
     has_changed_tables: bool
-    """Whether the transaction holds an ACCESS EXCLUSIVE lock on a table, for example after ALTER
-    TABLE or TRUNCATE."""
+    """Whether the transaction has changed a table with a statement that takes an ACCESS EXCLUSIVE
+    lock, such as ALTER TABLE or TRUNCATE."""
 
 
 async def fetch_transaction_state(connection: Transaction) -> TransactionState:
@@ -181,8 +181,8 @@ async def reset_session(connection: Transaction) -> None:
 async def _execute_with_database_names(
     connection: Transaction, block: str, **databases: str
 ) -> None:
-    """Run the statement of a block. `databases` maps each placeholder in the statement to the name
-    of a database, because CREATE DATABASE and similar statements take no parameters."""
+    """Run a block after replacing its placeholders with the names of databases. `databases` maps
+    placeholders to names. (CREATE DATABASE and similar statements take no parameters.)"""
     text = load_statements("test_database")[f"test_database_{block}"]
     for placeholder, name in databases.items():
         text = text.replace(placeholder, quote_identifier(name))

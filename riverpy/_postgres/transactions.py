@@ -97,7 +97,7 @@ def _describe_accepted_types() -> str:
 
 def _validate_async_or_blocking(connection: Transaction, tx: object) -> None:
     """Raise TypeError for an async connection in a call without an event loop. Raise TypeError also
-    for a blocking connection in an async call: the connection would block the event loop."""
+    for a blocking connection in any other call, because it would block the event loop."""
     is_blocking = isinstance(connection, CallerSession) and connection.is_blocking
     if is_blocking == is_without_loop():
         return
@@ -149,9 +149,9 @@ def require_copy_support(connection: Transaction) -> None:
 
 @asynccontextmanager
 async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Run an `async with` block in a savepoint of an open transaction. An error in the block undoes
-    what the block wrote, but the transaction is still usable. (asyncpg's own savepoints need a
-    transaction that was begun through asyncpg.)
+    """Run an `async with` block in a savepoint of an open transaction. If the block raises an
+    error, roll back to the savepoint, so that the transaction is still usable. (asyncpg's own
+    savepoints need a transaction that was begun through asyncpg.)
 
     Raises:
         TransactionError: the transaction was aborted before the block, or ended in the block.

@@ -47,7 +47,7 @@ class NestedTransaction(ABC):
 
 class CallerSession(ABC):
     """The adapter of a connection or session of a library other than asyncpg. To run statements,
-    riverpy calls the same methods of an adapter as of asyncpg's connection.
+    riverpy calls the same methods on an adapter as on a connection of asyncpg.
 
     Errors of the library are raised as asyncpg's errors with the same SQLSTATE. Statements run in
     the caller's transaction, except if `commits_by_itself` is True.
@@ -110,14 +110,14 @@ class CallerSession(ABC):
         return nullcontext()
 
     async def begin_nested(self) -> NestedTransaction | None:
-        """Begin a savepoint with the library, if this is a session of SQLAlchemy or a connection of
-        Django. A rollback then also restores the library's state in Python. For any other
+        """For a session of SQLAlchemy or a connection of Django, begin a savepoint with the
+        library, so that a rollback also restores the library's state in Python. For any other
         connection, begin no savepoint and return None."""
         return None
 
     def keep_connection_if_cancelled(self) -> AbstractContextManager[None]:
         """In the `with` block, keep the connection open if a statement on it is cancelled.
-        Otherwise SQLAlchemy would close the connection. The caller must set a savepoint before the
+        By default, SQLAlchemy closes the connection. The caller must set a savepoint before the
         block, because a cancelled statement aborts the transaction."""
         return nullcontext()
 
