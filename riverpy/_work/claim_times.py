@@ -7,13 +7,13 @@ import heapq
 import time
 
 RIVER_FOLLOW_UP_CLAIM_DELAYS = (0.005, 0.1)
-"""The delays from a notification to the follow-up claims, in seconds, if River in Go may have sent
-the notification. River sends at most one notification in 100 ms, so more jobs may be committed
-after the first claim."""
+"""Seconds from a notification to each follow-up claim, if River in Go may have sent the
+notification. River sends at most one notification in 100 ms. Follow-up claims find the jobs that
+are committed after the first claim."""
 FOLLOW_UP_CLAIM_MARGIN = 0.003
-"""For some time after a notification (its notify interval), its sender may insert more jobs without
-a further notification. The follow-up claim starts this many seconds after the end of this interval,
-because the last commit may come a little later."""
+"""Seconds from the end of the notify interval to the follow-up claim. In the notify interval after
+a notification, its sender may insert more jobs without a further notification. The last commit may
+come shortly after the interval."""
 DUE_JOB_CLAIM_DELAY = 0.002
 """Seconds that the producer waits after a job is due, because the server's clock may be behind."""
 
@@ -28,8 +28,8 @@ class PlannedClaimTimes:
         """The times of claims for jobs that become due, as a heap."""
 
     def plan_follow_up_claims(self, notify_interval_ms: float | None) -> None:
-        """Plan the follow-up claims after a notification. `notify_interval_ms` is how long its
-        sender may insert more jobs without a notification, in milliseconds. It is None if the
+        """Plan the follow-up claims after a notification. `notify_interval_ms` is the time in
+        which the sender may insert more jobs without a notification, in milliseconds; None: the
         sender may be River in Go."""
         if notify_interval_ms is None:
             delays = RIVER_FOLLOW_UP_CLAIM_DELAYS
@@ -48,7 +48,7 @@ class PlannedClaimTimes:
         heapq.heappush(self.due_jobs, time.monotonic() + delay + DUE_JOB_CLAIM_DELAY)
 
     def find_earliest_time(self, *others: float) -> float:
-        """Return the earliest of the planned times and of `others`."""
+        """Return the earliest time among the planned times and the times in `others`."""
         return min([*others, *self.follow_ups, *self.due_jobs[:1]])
 
     def forget_past_times(self, now: float) -> None:

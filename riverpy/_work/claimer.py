@@ -2,11 +2,11 @@
 
 Each statement has a fixed cost, so one statement for many queues is cheaper than one statement for
 each queue. If slots of a queue become free during a statement, the queue waits for the next
-statement. A queue that received as many jobs as it requested also takes part in the next statement,
-if it has free slots then.
+statement. A queue that received as many jobs as it requested takes part in the next statement too,
+if it still has free slots.
 
-The claimer passes the claimed rows to their queues before it releases the connection. So code that
-uses the connection next finds all claimed jobs among the running attempts.
+The claimer passes the claimed rows to their queues before it releases the connection. So the
+next user of the connection finds all claimed jobs among the running attempts.
 
 A queue that must be claimed alone does not use the claimer: see `Producer`.
 """
@@ -41,12 +41,12 @@ JOBS_PER_CLAIM_MAX = 3_000
 """The maximum number of jobs that one statement claims. If the queues request more, each queue gets
 fewer jobs."""
 LOOP_TURNS_AFTER_CLAIM = 3
-"""The number of turns of the event loop between two statements. Jobs that never wait end in the
-first turn, and then their queues request new jobs. So the next statement is for more queues."""
+"""The number of turns of the event loop between two statements. Jobs whose code never waits end in
+the first turn. Their queues then request new jobs in time for the next statement."""
 SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX = 1.0, 60.0
 """The minimum time between two speed checks: `SPEED_CHECK_SECONDS_PER_QUEUE` seconds times the
-number of queues, but not more than `SPEED_CHECK_INTERVAL_MAX` seconds. After slow claims of several
-queues, a speed check claims jobs of each queue alone once, to find the slow queues."""
+number of queues, but not more than `SPEED_CHECK_INTERVAL_MAX` seconds. If claims of several queues
+are slow, a speed check claims once for each queue alone, to find the slow queues."""
 
 
 class ClaimingQueue(Protocol):

@@ -80,7 +80,7 @@ RESULT_STATEMENT_TIMEOUT = 10.0
 LOCKED_ROW_RETRY_DELAY_MIN = timedelta(milliseconds=100)
 LOCKED_ROW_RETRY_DELAY_MAX = timedelta(seconds=2)
 LOCKED_ROW_LOG_DELAY = 1.0
-"""A result that has waited for a locked row for this many seconds is logged."""
+"""Seconds that a result waits for a locked row until the delay is logged."""
 LOCKED_ROWS_ADVICE = "another transaction holds locks on the rows: see `riverpy doctor`"
 STATEMENT_RETRY_DELAY_MIN = timedelta(milliseconds=20)
 STATEMENT_RETRY_DELAY_MAX = timedelta(seconds=2)
@@ -94,7 +94,7 @@ class Completer:
     the database refuses or delays are stored later."""
 
     def __init__(self, run: RunContext, schedule_claim: Callable[[str, float], None]) -> None:
-        """`schedule_claim(queue, seconds)` is called when a result was stored that makes its job
+        """`schedule_claim(queue, seconds)` is called after a stored result has made its job
         `available` again. The job is due in `seconds` seconds."""
         self._connection, self._schema = run.connections.results, run.schema
         self.set_slot_count(sum(run.client.slots_per_queue.values()))
@@ -364,8 +364,8 @@ class Completer:
         )
 
     def _retry_locked_results_later(self, attempts: list[Attempt]) -> None:
-        """Keep results whose rows are locked, to send them again later. If some have waited for
-        `LOCKED_ROW_LOG_DELAY`, log them, but not if results of this batch were logged before."""
+        """Keep results whose rows are locked, to send them again later. Log the results that have
+        waited for `LOCKED_ROW_LOG_DELAY`, but only if no result of this batch was logged before."""
         now = time.monotonic()
         late = [attempt for attempt in attempts if now - attempt.ended_at >= LOCKED_ROW_LOG_DELAY]
         if late and self._attempts_logged_as_delayed.isdisjoint(attempts):

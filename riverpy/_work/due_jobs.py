@@ -37,7 +37,7 @@ NOTIFY_TIMEOUT = 1.0
 RETRY_DELAY = 2.0
 """Seconds until the due times are read again after a database error."""
 _DUE_TIMES_KEPT = 1_000
-"""If more due times of own retries are known, those that have passed are forgotten."""
+"""The number of due times of own retries above which `DueJobs` removes the past ones."""
 
 
 class DueJobs:
@@ -54,7 +54,7 @@ class DueJobs:
         monotonic clock, rounded up to half a second."""
 
     def plan_claim(self, queue: str, delay: float) -> None:
-        """Claim jobs of a queue in `delay` seconds, if this client works the queue."""
+        """Plan a claim for a queue in `delay` seconds, if this client works the queue."""
         if queue in self._producers:
             self._producers[queue].schedule_claim(delay)
 

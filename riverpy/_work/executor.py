@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker, Workers
 
 TASK_START_DELAY_MAX = 0.1
-"""If the task of a job starts to run later than this many seconds after its creation, the task
-first checks whether the client may still work jobs."""
+"""The longest normal time from the creation of a job's task until it runs, in seconds. A task that
+runs later first checks whether the client may still work jobs."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """The timeout of the user's error handler, in seconds."""
 CANCEL_GRACE_PERIOD_MAX = 2.0
@@ -223,8 +223,8 @@ class JobExecutor:
     async def _run_attempt(self, attempt: Attempt) -> None:
         """Run the attempt, set its outcome, and end the attempt, even after an error.
 
-        After the user's code has ended, only the error handler is awaited. So a cancellation does
-        not change the outcome.
+        After the job's code, hooks and middleware have ended, only the error handler is awaited.
+        So a later cancellation does not change the outcome.
         """
         running_job.set(attempt)
         attempt.started_at = time.monotonic()

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 SECONDS_PER_MINUTE = 60.0
 DELAY_AFTER_MINUTE_MAX = 10.0
-"""Clients write at different times within this many seconds after the start of a minute, so that
-they do not all wait for the same rows."""
+"""The maximum delay of a write after the start of a minute, in seconds. Clients choose different
+delays, so that they do not all wait for the same rows."""
 WRITE_TIMEOUT = 2.0
 """The timeout of one write, in seconds."""
 LAST_WRITE_TIMEOUT = 1.0
@@ -54,17 +54,16 @@ longer than this bound."""
 
 
 class JobCountCollector:
-    """Finds what a run has counted since the last call of `take_counts`. For this, the collector
-    compares the totals of the counters with their totals at that call. So it does no work for each
-    job."""
+    """Finds what a run has counted since the last call of `take_counts`. The collector compares
+    the totals of the counters with their totals at that call, so a job causes no extra work."""
 
     def __init__(self, counters: RunCounters) -> None:
         self._counters = counters
         self._seen: dict[QueueCounters, tuple[str, list[int], tuple[float, ...]]] = {}
-        """The values that `take_counts` has last read from the counters of each queue: the name of
-        the queue, the buckets of the waits, and the totals of not completed, failed and discarded
-        attempts and of the waits. After a queue is removed, the next call reads its counters once
-        more and deletes its entry."""
+        """For each queue: its name, and what the last `take_counts` read from its counters. These
+        values are the buckets of the waiting times, and a tuple of totals: attempts that did not
+        complete, failed attempts, discarded attempts, and seconds of waiting. After a queue is
+        removed, the next call reads its counters once more and deletes its entry."""
 
     def take_counts(self) -> list[JobCounts]:
         """Return the counts of each queue in which attempts have ended since the last call."""

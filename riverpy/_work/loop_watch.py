@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 LOOP_CHECK_INTERVAL = 0.5
-"""Seconds between two timestamps that the event loop records, and between two checks by the
-thread."""
+"""Seconds between two timestamps that the event loop records. The thread that checks the
+timestamps uses the same interval."""
 LOOP_BLOCKED_THRESHOLD = 1.0
 """If a timestamp is late by more than this many seconds, the event loop counts as blocked."""
 LOGGED_CODE_POSITIONS_MAX = 4
@@ -40,7 +40,8 @@ _FILES_AROUND_JOB_CODE = FILES_THAT_CALL_JOB_CODE | {
     asyncio.events.__file__,
     asyncio.runners.__file__,
 }
-"""The files of riverpy and asyncio whose frames call the code of a job."""
+"""The files of riverpy and Python that call the code of a job. The logged code positions of
+a job end before the frames of these files."""
 
 
 class EventLoopWatch:
@@ -113,7 +114,7 @@ class EventLoopWatch:
             is_logged = timestamp == self._last_warning_timestamp
             if blocked > LOOP_BLOCKED_THRESHOLD and not was_suspended and not is_logged:
                 blocking_job = self._describe_blocking_job(loop, thread_id)
-                # If the loop has run since, `blocking_job` may be a job that does not block it.
+                # A new timestamp: the loop runs again, so `blocking_job` may be another job.
                 if timestamp != self._last_loop_timestamp:
                     continue
                 self._last_warning_timestamp, self._blocking_job_fields = timestamp, blocking_job

@@ -111,8 +111,7 @@ class MiddlewareStack:
             if error is not None:
                 raise error
         finally:
-            # After a cancellation, the attempt counts as stuck from its deadline on, so keep the
-            # deadline.
+            # Keep the deadline of a cancelled attempt: from then on, the attempt counts as stuck.
             if attempt.stop_cause is None:
                 attempt.deadline = math.inf
             error = raised = None  # break the reference cycles between the errors and this frame
@@ -146,9 +145,9 @@ class _AttemptRun:
     async def run_one_middleware(self, call_middleware: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware.
 
-        A middleware may await its inner code (`do_inner`) in a task of its own. The timeout then
-        cancels the middleware itself, because it runs in the task of the attempt. The middleware
-        around it still receives a TimeoutError.
+        The timeout cancels the task of the attempt. If a middleware awaits its inner code
+        (`do_inner`) in another task, the middleware itself is cancelled. The next outer middleware
+        receives a TimeoutError in this case too.
         """
         _, error = await self.call_and_catch_error(call_middleware)
         try:

@@ -23,8 +23,8 @@ REMOTE_CANCEL_ERROR_TEXT = "job cancelled remotely"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _SNOOZE_COUNT_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _EXACT_INTEGER_LENGTH_MAX = 25
-"""A text with at most this many characters is read as an exact integer. A 64-bit integer has at
-most 19 digits."""
+"""The maximum length of an integer's text that is converted with `int`. A longer text is converted
+with `float`. A 64-bit integer has at most 19 digits."""
 
 
 def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 OUTPUT_STORE_TIMEOUT = 5.0
-"""Seconds for which a failed statement that stores an output is retried."""
+"""How long a failed statement that stores an output is retried, in seconds."""
 
 
 class MergeMetadataFunction(Protocol):

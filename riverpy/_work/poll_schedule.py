@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 POLL_JITTER_FRACTION = 0.1
 """The maximum random delay of a poll, as a fraction of the poll interval."""
 POLL_JITTER_SECONDS_MIN = 0.01
-"""The maximum random delay of a poll is at least this many seconds, even if the poll interval is
-short."""
+"""The lower limit for the maximum random delay of a poll, in seconds. It matters for short poll
+intervals."""
 FIRST_POLL_JITTER_FRACTION = 0.5
 """The first poll after a notification comes earlier by a random time, up to this fraction of the
 poll interval. Otherwise all clients that received the notification would poll at the same time."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 ENDED_JOBS_COUNTING_WINDOW = 0.005
-"""The buffer keeps as many jobs as usually end within this many seconds."""
+"""The time window, in seconds, that limits the buffer: it keeps as many jobs as usually end in this
+time."""
 PREFETCHED_JOBS_PER_SLOT_MAX = 0.25
 """The maximum number of kept jobs, as a fraction of the number of slots."""
 PREFETCHED_JOB_WAIT_MAX = 0.05
@@ -27,7 +28,7 @@ PREFETCHED_JOB_WAIT_MAX = 0.05
 
 
 class PrefetchBuffer:
-    """The claimed jobs of one queue that have not started. Use the object in one event loop."""
+    """The claimed jobs of one queue that wait for a slot. Use the object in one event loop."""
 
     def __init__(self, slot_count: int, release_attempts: Callable[[list[Attempt]], None]) -> None:
         """`slot_count` is the number of slots of the queue. `release_attempts` is called with kept
