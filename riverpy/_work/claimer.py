@@ -3,7 +3,7 @@
 Each statement has a fixed cost, so one statement for many queues is cheaper than one statement for
 each queue. If slots of a queue become free during a statement, the queue waits for the next
 statement. A queue that received as many jobs as it requested takes part in the next statement too,
-if it still has free slots.
+if it has free slots by then.
 
 The claimer passes the claimed rows to their queues before it releases the connection. So the
 next user of the connection finds all claimed jobs among the running attempts.
@@ -45,8 +45,9 @@ LOOP_TURNS_AFTER_CLAIM = 3
 the first turn. Their queues then request new jobs in time for the next statement."""
 SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX = 1.0, 60.0
 """The minimum time between two speed checks: `SPEED_CHECK_SECONDS_PER_QUEUE` seconds times the
-number of queues, but not more than `SPEED_CHECK_INTERVAL_MAX` seconds. If claims of several queues
-are slow, a speed check claims once for each queue alone, to find the slow queues."""
+number of queues, but not more than `SPEED_CHECK_INTERVAL_MAX` seconds. After slow claims
+for several queues together, a speed check claims once for each queue alone, to find the slow
+queues."""
 
 
 class ClaimingQueue(Protocol):

@@ -52,7 +52,7 @@ class _ClientStatus(NamedTuple):
     skipped_rows: list[SkippedRowReport]
     skipped_row_count: int
     heartbeat_contact_count: int
-    """How often the heartbeat has connected to the server. The number rises after a reconnect."""
+    """How many times the heartbeat has connected to the server. A reconnect increases it."""
     is_stopping: bool
 
 

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 RESULTS_PER_STATEMENT_MAX = 1_000
 """The maximum number of results in one statement."""
 RESULT_BACKLOG_MAX = 2_000
-"""While more results than this wait to be stored, the client claims no jobs. If twice the number of
-slots is larger, that number is the limit instead. Each waiting result keeps its job in memory
+"""While more than this number of results wait to be stored, the client claims no jobs. If twice the
+number of slots is larger, that is the limit instead. Each waiting result keeps its job in memory
 (about 1 KiB or more)."""
 CHARACTERS_PER_STATEMENT_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is

@@ -168,7 +168,7 @@ class JobCountWriter:
 
     async def write_counts(self, timeout: float) -> None:
         """Write what was counted since the last write. Do nothing if there is nothing to write. The
-        write may take `timeout` seconds."""
+        write takes at most `timeout` seconds."""
         counts, now = self._collector.take_counts(), time.monotonic()
         # The counts are stored for the minute that contains the middle of the time since the last
         # write. `age` is the time from this middle until now.

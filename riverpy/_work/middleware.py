@@ -111,7 +111,7 @@ class MiddlewareStack:
             if error is not None:
                 raise error
         finally:
-            # Keep the deadline of a cancelled attempt: from then on, the attempt counts as stuck.
+            # A cancelled attempt counts as stuck after its deadline, so keep that deadline.
             if attempt.stop_cause is None:
                 attempt.deadline = math.inf
             error = raised = None  # break the reference cycles between the errors and this frame
