@@ -1,6 +1,6 @@
 """The SQL statements for domains and the owners of queues: one typed function per statement in
-`sql/queries/riverpy_domain.sql`. A domain is a group of clients with one leader. It owns the queues
-that the leader maintains."""
+`sql/queries/riverpy_domain.sql`. A domain is a group of clients with one leader. The leader
+maintains the queues that the domain owns."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class OwnedQueue(NamedTuple):
     queue: str
     domain: str
     last_heartbeat: bytes
-    """The domain's last heartbeat. It is only compared with other heartbeats."""
+    """The domain's last heartbeat, as bytes that are only compared with other heartbeats."""
     is_heartbeat_old: bool
-    """Whether the last heartbeat is old by the server's clock. If that clock was changed, the
-    domain may still have running clients."""
+    """Whether the last heartbeat is too old by the server's clock; see `owner_list_queues`. If that
+    clock was changed, the domain may still have running clients."""
 
 
 class QueueOwnershipConflict(NamedTuple):
-    """A queue that a domain already owns when a client wants to claim the queue for its own
-    domain."""
+    """A queue that a client wants to claim for its domain, although a domain already owns the
+    queue."""
 
     queue: str
     owner_domain: str
     client_ids: list[str]
-    """The ids of at most ten clients of the owner that have a recent heartbeat by the server's
+    """The ids of at most ten clients of `owner_domain` that have a recent heartbeat by the server's
     clock."""
     maybe_dead_client_ids: list[str]
-    """The ids of at most ten other clients of the owner. They have no recent heartbeat, but may be
+    """The ids of at most ten clients of `owner_domain` that have no recent heartbeat, but may be
     alive."""
 
 
@@ -63,13 +63,14 @@ class DefaultLeaderStatus(NamedTuple):
 
 
 class DomainLeader(NamedTuple):
-    """The current or last leader of a domain, or the current or last holder of the lease `@schema`.
-    The holder's term is the time for which it holds the lease."""
+    """The client that holds, or was the last to hold, the lease of a domain or the lease `@schema`.
+    The holder of a domain's lease is the domain's leader."""
 
     domain: str
     holder: str
     epoch: int | None
-    """The number of the holder's term. None for `default`: River stores none."""
+    """The number of the term, i.e. of the time for which the holder has the lease. None for
+    `default`, because River stores no number."""
     elected_at: datetime
     expires_at: datetime | None
     """When the lease expires. None: the lease was released."""
@@ -105,8 +106,8 @@ class QueueOwnerStatus(NamedTuple):
 
 
 class DomainMember(NamedTuple):
-    """A client and its domain. The last heartbeat of the client is recent: not older than its
-    `dead_after`, by the server's clock."""
+    """A client with a recent heartbeat, and the client's domain. A heartbeat is recent if it is not
+    older than the client's `dead_after`, by the server's clock."""
 
     client_id: str
     domain: str
@@ -126,15 +127,15 @@ class QueueMovePreview(NamedTuple):
     """What an operator must know before moving a queue to another domain."""
 
     owner_domain: str | None
-    """The domain of the owner. None: no domain owns the queue, so the leader of `default` maintains
+    """The domain that owns the queue. None: no domain owns it, so the leader of `default` maintains
     the queue."""
     live_client_count: int
-    """The number of clients of the owner that have a recent heartbeat."""
+    """The number of clients of `owner_domain` that have a recent heartbeat."""
     is_queue_known: bool
     """Whether the queue exists: a domain owns it, it has a row in `river_queue`, the row of a
     client lists it, or it has an available job."""
     is_domain_known: bool
-    """Whether a client or a queue belongs to the new domain."""
+    """Whether the new domain exists: it is `default`, or a client or a queue belongs to it."""
 
 
 async def owner_list_queues(
@@ -161,8 +162,8 @@ async def owner_table_is_empty(connection: Transaction, schema: str | None) -> b
 
 
 async def owner_lock_all(connection: Transaction, schema: str | None) -> None:
-    """Acquire the lock for changes of queue owners until the end of the open transaction. Other
-    sessions that want to claim or move a queue wait for it."""
+    """Lock the owners of all queues until the open transaction ends. Other sessions wait before
+    they claim or move a queue."""
     await get_query(_SQL_FILE, "owner_lock", schema).execute(connection)
 
 
@@ -173,9 +174,9 @@ async def owner_find_conflicts(
     queues: Sequence[str],
     dead_client_heartbeats: Mapping[str, bytes],
 ) -> list[QueueOwnershipConflict]:
-    """Return those of `queues` that already have an owner, each with the ids of some clients of the
-    owner. `dead_client_heartbeats` maps the ids of clients that are known to be dead to their last
-    heartbeats. These clients are left out of `maybe_dead_client_ids`."""
+    """Return the queues that a domain already owns, each with the ids of some clients of this
+    domain. `dead_client_heartbeats` maps the ids of dead clients to their last heartbeats. A client
+    that still has this last heartbeat is left out of `maybe_dead_client_ids`."""
     rows = await get_query(_SQL_FILE, "owner_conflicts", schema).fetch(
         connection,
         queue=queues,
@@ -193,8 +194,8 @@ async def owner_claim_queues(
     domain: str,
     client_id: str,
 ) -> list[str]:
-    """Make the domain the owner of the queues. The transaction must have called `owner_lock_all`
-    before. Return the queues whose owner has changed."""
+    """Make the domain the owner of the queues. Call `owner_lock_all` before, in the same
+    transaction. Return the queues whose owner has changed."""
     rows = await get_query(_SQL_FILE, "owner_claim", schema).fetch(
         connection, queue=queues, domain=domain, client_id=client_id
     )
@@ -202,7 +203,7 @@ async def owner_claim_queues(
 
 
 async def owner_notify_changed(connection: Transaction, schema: str | None) -> None:
-    """Notify the leaders that queues have another owner. PostgreSQL sends the notification at the
+    """Notify the leaders that queues have new owners. PostgreSQL sends the notification at the
     commit."""
     await get_query(_SQL_FILE, "owner_notify", schema).execute(
         connection, action=OWNERSHIP_CHANGED_ACTION
@@ -220,8 +221,8 @@ async def member_write_heartbeat(
     queues: Sequence[str],
     heartbeat_interval: timedelta,
 ) -> Mapping[str, str]:
-    """Store a client's domain, and write a heartbeat of the domain. Return the owners of those
-    `queues` that have one, by queue.
+    """Store a client's domain, and write a heartbeat of the domain. Return the owners of
+    `queues`, by queue. Queues without an owner are left out.
 
     Args:
         connection: any connection.
@@ -231,7 +232,7 @@ async def member_write_heartbeat(
         domain: the client's domain.
         settings_digest: a digest of the client's maintenance settings.
         queues: the queues whose owners to return.
-        heartbeat_interval: the time between two calls by each client of the domain.
+        heartbeat_interval: the interval at which each client of the domain calls this function.
     """
     rows = await get_query(_SQL_FILE, "member_update", schema).fetch(
         connection,
@@ -298,8 +299,9 @@ async def domain_list_members(connection: Transaction, schema: str | None) -> li
 async def domain_lock_maintenance(
     connection: Transaction, schema: str | None, *, domains: Iterable[str]
 ) -> None:
-    """Wait until no leader of these domains has an open transaction for maintenance. Until the end
-    of the current transaction, these leaders cannot write, and no queue can get another owner."""
+    """Lock the maintenance of these domains until the current transaction ends. First wait until
+    their leaders have no open maintenance transaction. Then these leaders cannot write, and no
+    queue can get another owner."""
     others = set(domains)
     if DEFAULT_DOMAIN in others:
         others.remove(DEFAULT_DOMAIN)
@@ -323,8 +325,8 @@ async def domain_preview_queue_move(
 async def domain_assign_queue(
     connection: Transaction, schema: str | None, *, queue: str, domain: str, assigned_by: str
 ) -> None:
-    """Make a domain the owner of a queue. The transaction must have called
-    `domain_lock_maintenance` before. PostgreSQL notifies the leaders at the commit."""
+    """Make a domain the owner of a queue. Call `domain_lock_maintenance` before, in the same
+    transaction. PostgreSQL notifies the leaders at the commit."""
     if domain == DEFAULT_DOMAIN:
         await get_query(_SQL_FILE, "domain_free", schema).execute(connection, queue=queue)
     else:

@@ -58,12 +58,11 @@ else:  # users may evaluate the annotations of public classes at run time
 CONNECT_TIMEOUT = 10.0
 """The timeout for making a connection, in seconds."""
 PASSWORD_TIMEOUT_FRACTION = 0.8
-"""The fraction of the connect timeout (0 to 1) that a call of the user's password function may
-take."""
+"""The timeout of the user's password function, as a fraction (0 to 1) of the connect timeout."""
 NEXT_HOST_DELAY = 0.5
-"""Seconds to wait for the answer of one host of a URL. Then the next host is tried too."""
+"""Seconds to wait for the answer of one host of a URL before the next host is tried too."""
 CONNECTION_CLOSE_TIMEOUT = 0.5
-"""Seconds for closing a connection or pool. After that, the connections are terminated."""
+"""Seconds for closing a connection or pool. If it takes longer, the connections are terminated."""
 SERVER_VERSION_MIN = 13
 _DEFAULT_URL_SETTING_NAME = "database URL"
 _UNDECLARED_POOLER_REMEDY = (
@@ -74,7 +73,7 @@ _URL_PARAMETER_REMEDY = (
     "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
 )
 _REFUSED_SETTING_SQLSTATES = {"22023", "42704", "55P02"}
-"""SQLSTATEs of a refused connection: the server does not accept a setting of the session."""
+"""The SQLSTATEs with which the server refuses a connection because of a session setting."""
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -84,8 +83,8 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     TimeoutError,
     EOFError,
 )
-"""All errors of statements and of connecting. The list has InternalClientError, because asyncpg
-raises it if the connection ends while asyncpg uses the connection."""
+"""All errors of statements and of connection attempts. asyncpg raises InternalClientError if the
+connection ends while asyncpg uses the connection."""
 
 _TRY_NEXT_HOST_ERRORS = (
     OSError,
@@ -116,7 +115,7 @@ def _get_sqlstate_class(error: BaseException) -> str:
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a value of the statement was refused. The same value would be refused again."""
+    """Whether the server or asyncpg refused a value, and would refuse the same value again."""
     return isinstance(error, asyncpg.DataError) or (
         _get_sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
     )
@@ -228,7 +227,7 @@ class ConnectionWithKnownArrayTypes(asyncpg.Connection):
     ) -> tuple[Sequence[Mapping[str, object]], object]:
         oids = set(typeoids)
         if oids <= ARRAY_TYPES.keys():
-            # No query was sent. asyncpg would prepare its statement again if this name were empty.
+            # No query was sent. For an empty name, asyncpg would prepare the statement again.
             no_statement = SimpleNamespace(name="none")
             return [ARRAY_TYPES[oid] for oid in oids], no_statement
         parent: Any = super()
@@ -331,7 +330,7 @@ async def connect(
 
 @contextmanager
 def terminate_on_error(connection: Connection) -> Generator[None]:
-    """Terminate the connection if the `with` block raises. No other code would close it."""
+    """Terminate the connection if the `with` block raises: no other code would close it."""
     try:
         yield
     except BaseException:
@@ -347,7 +346,7 @@ def _translate_connect_errors(
     try:
         yield
     except (ValueError, configparser.Error, asyncpg.InterfaceError) as error:
-        # Only asyncpg's error texts are safe: other texts may contain parts of the URL.
+        # Only asyncpg's error texts may be shown: other texts may contain parts of the URL.
         is_asyncpg = isinstance(error, asyncpg.InterfaceError)
         reason = "a part of it, or a PG* variable, has a wrong value"
         reason = describe_error(error) if is_asyncpg else reason
@@ -376,8 +375,8 @@ async def _connect_to_first_host(
     target: _ConnectionTarget, *, timeout: float, **options: Any
 ) -> Connection:
     """Connect to the first host that answers and matches `target_session_attrs`. If a host does not
-    answer within `NEXT_HOST_DELAY`, try the next host at the same time. asyncpg alone would wait
-    for the answer, and a machine that is down never answers."""
+    answer within `NEXT_HOST_DELAY`, try the next host at the same time. asyncpg itself would keep
+    waiting for the first host, but a machine that is down never answers."""
     addresses = target.server.addresses
     if len(addresses) < 2:
         return await asyncpg.connect(target.url, timeout=timeout, **options)
@@ -418,7 +417,7 @@ async def _connect_to_first_host(
 
 
 def _describe_connect_failure(error: Exception, target: _ConnectionTarget, timeout: float) -> str:
-    """Return why no connection was made."""
+    """Return the reason why no connection was made, as a text."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "it does not match target_session_attrs"
     if not isinstance(error, OSError):
@@ -459,7 +458,7 @@ def check_server_version(connection: Transaction) -> None:
 
 async def use_raw_timestamps(connection: Connection) -> None:
     """Read timestamps on this connection as integers: microseconds since 2000. This saves the
-    conversion of timestamps that are not used. Integers and datetimes can be written."""
+    conversion of timestamps that are not used. Statement arguments may be integers or datetimes."""
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",
@@ -482,9 +481,10 @@ async def close_connection(connection: Connection) -> None:
 
 
 class _ConnectionWithoutReset(ConnectionWithKnownArrayTypes):
-    """A connection of a pool. Its release to the pool sends no reset to the server, because riverpy
-    changes no settings of the session. If a cancelled call has left a transaction open, the release
-    rolls it back. asyncpg's own reset would also report this to the event loop as an error."""
+    """A pool connection that is released without a reset of the session, because riverpy changes no
+    settings of the session. If a cancelled call has left a transaction open, the release rolls it
+    back. asyncpg's own reset would also report the open transaction to the event loop as an
+    error."""
 
     async def reset(self, *, timeout: float | None = None) -> None:
         if self._top_xact is None and not self.is_in_transaction():
@@ -578,7 +578,7 @@ class ServerWarning(NamedTuple):
     """A warning that the server sent over a connection."""
 
     source_file: str
-    """The server's source file that raised the warning, such as `async.c`."""
+    """The file of PostgreSQL's source code that raised the warning, such as `async.c`."""
     detail: str
 
 

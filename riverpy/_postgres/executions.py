@@ -37,12 +37,12 @@ class RunOnceKeyRow(NamedTuple):
     """Whether the claim expires, so that another caller may claim the key."""
     is_completed: bool
     is_claimant_alive: bool
-    """Whether three conditions are met: the claim never expires, the client that made the claim is
-    alive, and the function has not failed."""
+    """Whether the claim never expires, the client that made the claim is alive, and the function
+    has not failed."""
 
 
 class ExpiredRunOnceKey(NamedTuple):
-    """A key whose retention has ended. It is also a position in the list of such keys."""
+    """A key whose retention has ended. A list of expired keys may start after such a key."""
 
     retention_end_text: str
     """When the retention of the key ended, as text from the server."""
@@ -112,8 +112,8 @@ async def execution_release(
 async def execution_mark_failed(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
-    """Mark a claim that never expires as failed. Other claims and completed keys do not change. A
-    repeated call is harmless."""
+    """Mark a claim as failed if the claim never expires. Other claims and completed keys do not
+    change. A repeated call is harmless."""
     await get_query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
 
 
@@ -123,8 +123,8 @@ async def execution_get(
     """Return the stored state of a key, or None if the key was never claimed.
 
     Args:
-        alive_unregistered: a client that was not registered when it claimed the key writes no
-            heartbeats. Such a client counts as alive for at most this time after the claim.
+        alive_unregistered: the maximum time after a claim for which an unregistered client
+            counts as alive. A client that is unregistered during its claim writes no heartbeats.
     """
     row = await get_query(_SQL_FILE, "exec_get", schema).fetchrow(
         connection, key=key, unregistered_for=_format_interval(alive_unregistered)
@@ -141,7 +141,7 @@ async def execution_check_transaction(connection: Transaction, transaction_id: s
     itself reports no error when COMMIT is sent for a failed or ended transaction.
 
     Raises:
-        TransactionError: the transaction has ended. Another transaction may be open.
+        TransactionError: the transaction has ended, even if another transaction is open now.
     """
     statement = get_query(_SQL_FILE, "exec_check_transaction", None)
     is_same = is_in_transaction(connection) and transaction_id == await statement.fetchval(

@@ -19,7 +19,7 @@ receive."""
 FLEET_TOPIC = "riverpy_fleet"
 """The notification topic on which workers send events to the clients that follow them."""
 PAYLOAD_BYTES_MAX = 7_999
-"""The maximum number of bytes of one notification."""
+"""The maximum size of a notification's payload, in bytes."""
 
 _SQL_FILE = "riverpy_fleet"
 
@@ -29,15 +29,15 @@ class ChangedJob(NamedTuple):
 
     id: int
     version: str
-    """A text that is different after each change of the row."""
+    """A text that changes with each change of the row. Empty: the row does not exist."""
     row: Sequence[Any] | None
     """The values of the row, in the order of `JobColumn`. None: the row does not exist."""
 
 
 class EndedJob(NamedTuple):
-    """A job whose attempt the leader has ended, or which the leader has cancelled because it
-    expired. The fields have the values for the event that the leader sends about this job. Times
-    are bytes in PostgreSQL's wire format."""
+    """A job that the leader has rescued, or has cancelled because the job expired. The fields have
+    the values for the event that the leader sends about this job. Times are bytes in PostgreSQL's
+    wire format."""
 
     id: int
     kind: str
@@ -56,8 +56,8 @@ class EndedJob(NamedTuple):
 async def fleet_notify(
     connection: Transaction, schema: str | None, topic: str, payloads: Sequence[str]
 ) -> bool:
-    """Send a notification with each of the payloads on a topic of riverpy. Return False if none was
-    sent, because the server's queue of notifications is nearly full."""
+    """Send one notification on this topic for each payload. Return False if none was sent, because
+    the server's queue of notifications is nearly full."""
     query = get_query(_SQL_FILE, "fleet_notify", schema)
     return bool(await query.fetch(connection, topic=topic, payload=list(payloads)))
 
@@ -65,8 +65,8 @@ async def fleet_notify(
 async def fleet_read_changed_jobs(
     connection: Transaction, schema: str | None, version_by_id: Mapping[int, str]
 ) -> list[ChangedJob]:
-    """Return the jobs whose version differs from their version in `version_by_id`, and the jobs
-    that do not exist."""
+    """Return the watched jobs that no longer have the version in `version_by_id`, and those that do
+    not exist."""
     rows = await get_query(_SQL_FILE, "fleet_changed_jobs", schema).fetch(
         connection, id=list(version_by_id), version=list(version_by_id.values())
     )

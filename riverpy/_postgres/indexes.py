@@ -39,14 +39,15 @@ class LeftoverIndex(NamedTuple):
 
     name: str
     is_droppable: bool
-    """Whether the index may be dropped: it is invalid, and no other session builds it."""
+    """Whether the index may be dropped: it is invalid, the role of this session owns it, and no
+    other session builds it."""
     drop_statement: str
     """The statement that drops the index."""
 
 
 async def index_try_rebuild_lock(connection: Transaction, schema: str | None) -> bool:
-    """Try to acquire the lock for rebuilding indexes. The session holds it until the session ends.
-    Return False if another session has the lock."""
+    """Try to acquire the lock for rebuilding indexes, which this session holds until the session
+    ends. Return False if another session has the lock."""
     return bool(await get_query(_SQL_FILE, "index_lock", schema).fetchval(connection))
 
 
@@ -57,7 +58,8 @@ async def index_set_timeouts(
     lock_timeout: timedelta | None,
     idle_timeout: timedelta,
 ) -> None:
-    """Set the session's timeouts for a statement, for waiting for a lock, and for being idle."""
+    """Set the session's timeouts for a statement, for waiting for a lock, and for being idle. None:
+    no timeout."""
     await get_query(_SQL_FILE, "index_set_timeouts", None).execute(
         connection,
         statement=_to_timeout_milliseconds(statement_timeout),
@@ -100,12 +102,12 @@ async def index_set_comment(
 
 
 async def index_rebuild(connection: Transaction, index: Index) -> None:
-    """Rebuild the index concurrently. The timeouts of the session apply."""
+    """Rebuild the index with REINDEX CONCURRENTLY. The timeouts of the session apply."""
     await connection.execute(index.rebuild_statement)
 
 
 async def index_drop_leftover(connection: Transaction, leftover: LeftoverIndex) -> None:
-    """Drop the index concurrently. The timeouts of the session apply."""
+    """Drop the index with DROP INDEX CONCURRENTLY. The timeouts of the session apply."""
     await connection.execute(leftover.drop_statement)
 
 

@@ -37,7 +37,8 @@ _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
 _NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE = JobColumn.UNIQUE_STATES + 1
 _JOB_LEFT_OUT_ERROR_TEXT = "riverpy: jobs left out by a trigger"
-"""The error text of the statement job_insert_shared if a trigger prevents the insert of a job."""
+"""The text in the error of the statement `job_insert_shared` if a trigger prevents the insert of a
+job."""
 _WAITING_STATES = (
     JobState.AVAILABLE,
     JobState.PENDING,
@@ -70,9 +71,9 @@ class InsertRow(NamedTuple):
     expires_in: str | None
     """The microseconds from the insert until the job expires, as text. None: it does not expire."""
     replace: str | None
-    """The fields that are replaced in an existing job if this job is its duplicate. A JSON object
-    with the name of each such field and the value true. It may also have `ReplaceOpts.max_wait` in
-    microseconds. None: nothing is replaced."""
+    """The fields to replace in an existing job that has the same unique key, as a JSON object. Each
+    field to replace has the value true. The object may also have `max_wait`: the value of
+    `ReplaceOpts.max_wait` in microseconds. None: nothing is replaced."""
     kind: str
     metadata: str
     queue: str
@@ -82,8 +83,8 @@ class InsertRow(NamedTuple):
     tags: str
     """The tags, joined by commas. A tag has no comma."""
     unique_states: str | None
-    """The states in which the unique key applies, as the eight bits of the column
-    `unique_states`."""
+    """The states in which jobs must not have the same unique key, as the eight bits of the column
+    `unique_states`. None: the job is not unique."""
     scheduled_at: str | None
     """When the job is due, as text. None: now. This is the last field, because COPY may omit it."""
 
@@ -92,13 +93,13 @@ class InsertRow(NamedTuple):
         return self.unique_key is None and self.expires_in is None and self.replace is None
 
     def values_except_args_and_unique_key(self) -> tuple[object, ...]:
-        """Return all values except args and unique key. They are often equal for all jobs of a
-        batch."""
+        """Return all values except args and unique key. These values are often equal for all jobs
+        of a batch."""
         return self[2:]
 
 
 class QueuesToNotify(NamedTuple):
-    """The queues for an insert's notification. The clients of these queues are notified."""
+    """The queues whose clients an insert notifies."""
 
     queues: list[str]
     interval_ms: int = 0
@@ -248,7 +249,7 @@ async def _insert_with_general_statement(
     results: list[InsertResult] = []
     for row, record in zip(rows, records, strict=True):
         job, is_duplicate = _job_from_record(record), record[_DUPLICATE_COLUMN] == "t"
-        # The statement changes only jobs that wait, and these jobs still wait afterwards.
+        # The statement replaces values only of a waiting job, and the job still waits afterwards.
         is_replaced = is_duplicate and row.replace is not None and job.state in _WAITING_STATES
         results.append(InsertResult(job, is_duplicate, is_replaced))
     return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
@@ -300,8 +301,8 @@ async def job_insert_with_copy(
 
 async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """The encoded end of a COPY line for each combination of the values in it: all values except
-    args and unique key. Jobs with equal values share an end, which is encoded only once."""
+    """A cache of encoded line ends. The end of a COPY line has all values except args and unique
+    key. If these values are equal for several jobs, the end is encoded only once."""
     for start in range(0, len(rows), _COPY_BATCH_ROW_COUNT):
         lines: list[str] = []
         for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:

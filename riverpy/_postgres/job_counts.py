@@ -28,7 +28,8 @@ hour."""
 HOUR_COUNTS_RETENTION = timedelta(days=8)
 """How long the counts of each hour are kept."""
 WAIT_BOUNDS_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0)
-"""Bounds in seconds. For each bound, riverpy counts the attempts whose wait was longer."""
+"""The limits of the five fields `JobCounts.waits_over_…`, in seconds. Each field counts the
+attempts whose wait was longer than its limit."""
 
 PeriodAction: TypeAlias = Literal["delete", "add to hour", "limit queues"]
 
@@ -49,9 +50,8 @@ class JobCounts(NamedTuple):
     wait_max: float
     """The longest wait of a counted attempt, in seconds."""
     waits_over_100ms: int
-    """The number of attempts whose wait was longer than 100 ms. The next four fields do the same
-    for waits longer than 1 s, 10 s, 1 min and 5 min. `WAIT_BOUNDS_SECONDS` has the same five
-    bounds."""
+    """The number of attempts whose wait was longer than 100 ms. The next four fields count waits
+    longer than 1 s, 10 s, 1 min and 5 min. `WAIT_BOUNDS_SECONDS` has these five limits."""
     waits_over_1s: int
     waits_over_10s: int
     waits_over_1m: int
@@ -78,7 +78,7 @@ class PeriodCleanup(NamedTuple):
     seconds: int
     """The length of the period in seconds."""
     started_at_text: str
-    """The start of the period, as the server writes it."""
+    """The start of the period, as text from the server."""
     action: PeriodAction
 
 
@@ -88,7 +88,7 @@ class TimeStepCounts(NamedTuple):
     started_at: int
     """The start of the step, in seconds since 1970."""
     counted_since: int | None
-    """The start of the oldest counts in the table, in seconds since 1970. None: the table is
+    """The start of the oldest period in the table, in seconds since 1970. None: the table is
     empty."""
     counts: JobCounts
 
@@ -111,7 +111,7 @@ async def job_count_write(
     lock_timeout: timedelta,
 ) -> None:
     """Add counts to the minute that was `age_seconds` ago by the server's clock. Call this in a
-    transaction of its own. It fails if a wait for a lock takes longer than `lock_timeout`."""
+    transaction of its own. The call fails if it waits for a lock for longer than `lock_timeout`."""
     await get_query(_SQL_FILE, "job_count_set_limits", None).execute(
         connection, lock_timeout=f"{round(lock_timeout.total_seconds() * 1000)}ms"
     )
@@ -178,7 +178,7 @@ async def job_count_read_time_steps(
     connection: Transaction, schema: str | None, *, queue: str, step_seconds: int, steps: int
 ) -> list[TimeStepCounts]:
     """Return the counts of a queue in the last `steps` steps, oldest first. The last step has not
-    ended yet. `step_seconds` is at most an hour, in whole minutes."""
+    ended yet. `step_seconds` is a multiple of 60, and at most 3600."""
     rows = await get_query(_SQL_FILE, "job_count_read", schema).fetch(
         connection, queue=queue, step_seconds=step_seconds, steps=steps
     )
@@ -196,8 +196,8 @@ async def job_count_read_queue_time_steps(
     step_seconds: int,
     rows_max: int,
 ) -> list[QueueTimeStepCounts]:
-    """Return how many attempts of jobs of these queues ended, and how many of these failed, in each
-    step of the last hour. A step is a part of the hour, `step_seconds` long.
+    """Return the number of ended attempts, and of failed attempts, for each of these queues and
+    each step of the last hour. A step is a part of the hour, `step_seconds` long.
 
     The result is sorted by queue and time. Steps without attempts are left out. The statement reads
     at most `rows_max` rows of all queues, newest first."""

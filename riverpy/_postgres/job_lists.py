@@ -1,9 +1,9 @@
 """The statements that list jobs, and that change many jobs: one typed function for each SQL
-statement in `sql/queries/river_job_list.sql` and `river_job_batch.sql`. They set no timeout: the
-callers do.
+statement in `sql/queries/river_job_list.sql` and `river_job_batch.sql`. The callers of these
+functions set timeouts.
 
-The SQL text of these statements has optional parts, such as one for each filter. `filters` has the
-names and the values of the filters that a call uses. It may also have values that the statement
+The argument `filters` has the names and values of the filters that a call uses. The conditions of
+all other filters are left out of the SQL text. `filters` may also have values that the statement
 does not use.
 """
 
@@ -37,8 +37,8 @@ class BatchChangeResult(NamedTuple):
 
     changed_count: int
     running_count: int
-    """The number of running jobs among the found jobs. A cancellation changes them. A retry or
-    deletion leaves them unchanged."""
+    """The number of running jobs among the found jobs. A cancellation changes running jobs, but a
+    retry or deletion does not."""
     refused_job_ids: list[int]
     """The ids of jobs that were not changed, because another job has their unique key."""
     found_job_ids: list[int]
@@ -74,9 +74,10 @@ async def job_list(
 async def job_list_positions(
     connection: Transaction, schema: str | None, page: PageStatement
 ) -> list[tuple[int, str, str, bytes | None]]:
-    """Return id, kind, queue and time of each job of a page, in the order of the page. The time, as
-    bytes, is the one by which the page is sorted. It is None if the job lacks this time, or if the
-    page is sorted by id. Wide columns, such as the args, are read only if a filter needs them."""
+    """Return id, kind, queue and time of each job of a page, in the order of the page. The page is
+    sorted by this time, which is returned as bytes. The time is None if the job has no such time,
+    or if the page is sorted by id. Wide columns, such as the args, are read only if a filter needs
+    them."""
     name = f"job_list_positions_{page.sort_order}"
     rows = await _fetch_rows(
         connection, "river_job_list", name, schema, page.sql_parts, page.parameter_values
@@ -153,7 +154,8 @@ async def job_retry_batch(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> BatchChangeResult:
-    """Retry the jobs with the ids in `batch` that pass all filters."""
+    """Retry jobs as `job_retry` does, if they pass all filters. `batch` has their ids. Locked jobs
+    do not change."""
     return await _change_batch(connection, "job_retry_batch", schema, filters, batch)
 
 
@@ -163,7 +165,8 @@ async def job_cancel_batch(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> BatchChangeResult:
-    """Cancel the jobs with the ids in `batch` that pass all filters."""
+    """Cancel jobs as `job_cancel` does, if they pass all filters. `batch` has their ids. Locked
+    jobs do not change."""
     return await _change_batch(connection, "job_cancel_batch", schema, filters, batch)
 
 
@@ -173,7 +176,8 @@ async def job_delete_batch(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> BatchChangeResult:
-    """Delete the jobs with the ids in `batch` that pass all filters."""
+    """Delete jobs if they pass all filters. `batch` has their ids. Running and locked jobs do not
+    change."""
     return await _change_batch(connection, "job_delete_batch", schema, filters, batch)
 
 

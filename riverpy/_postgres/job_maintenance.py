@@ -28,8 +28,8 @@ JOBS_DUE_ACTION = "due"
 RESCUE_ERROR_TEXT = "Stuck job rescued by JobRescuer"
 """River's error text for every rescue. River UI and users' alerts match on this text."""
 EXPIRED_JOB_ERROR_TEXT = "JobCancelError: expired"
-"""The error text of a job that was cancelled because it has expired. A claim that finds such a job
-stores the same text."""
+"""The error text of a job that was cancelled because it has expired. A client that claims an
+expired job stores the same text."""
 
 _SQL_FILE = "river_job_maintenance"
 
@@ -46,8 +46,8 @@ class JobFilter(NamedTuple):
 
 
 class EndedJobCursor(NamedTuple):
-    """A position in a list of finished jobs. All jobs of the list have the same state. The list is
-    sorted by the time when the jobs ended, then by id."""
+    """A position in a list of finished jobs of one state. The list is sorted by the time when the
+    jobs ended, then by id."""
 
     ended_at: str
     """When the job ended, as text from the server."""
@@ -68,9 +68,8 @@ class ScheduleJobsResult(NamedTuple):
     discarded_count: int
     """The number of jobs that were discarded because another job has their unique key."""
     unchanged_job_ids: list[int]
-    """The ids of jobs that were not changed. Such a job is locked or no longer due, or another job
-    has its unique key. In the last case, the job is unchanged only if it would keep its unique key
-    as a discarded job."""
+    """The ids of jobs that were not changed: the job is locked or no longer due, or another job has
+    its unique key and the key would also apply if the job were discarded."""
 
 
 class RunningAttempt(NamedTuple):
@@ -111,8 +110,9 @@ async def job_list_ended(
     after_cursor: EndedJobCursor | None,
     limit: int,
 ) -> list[DeletableJob]:
-    """Return up to `limit` jobs of a state that ended longer ago than `retention`, oldest end
-    first. The list starts after `after_cursor`."""
+    """Return up to `limit` jobs of a state that ended longer ago than `retention`, sorted by the
+    time when they ended, oldest first. The list starts after `after_cursor`. Jobs that `job_filter`
+    does not select are also returned, with `matches_filter` False."""
     rows = await get_query(_SQL_FILE, "job_ended", schema).fetch(
         connection,
         state=state,
@@ -191,8 +191,8 @@ async def job_list_running_of_clients(
     limit: int,
     skipped_ids: Sequence[int],
 ) -> list[RunningAttempt]:
-    """Return running attempts of these clients with a job id above `after_id`, lowest id first.
-    Jobs in `skipped_ids` are left out."""
+    """Return up to `limit` running attempts of these clients, lowest job id first. Only job ids
+    above `after_id` are returned. Jobs in `skipped_ids` are left out."""
     rows = await fetch_with_queue_filter(
         connection,
         _SQL_FILE,
@@ -219,8 +219,8 @@ async def job_list_stuck_ids(
     after_id: int,
     limit: int,
 ) -> list[int]:
-    """Return ids above `after_id` of jobs that have been running for longer than
-    `running_longer_than`, lowest first."""
+    """Return the ids of up to `limit` jobs that have been running for longer than
+    `running_longer_than`, lowest first. Only ids above `after_id` are returned."""
     rows = await fetch_with_queue_filter(
         connection,
         _SQL_FILE,
@@ -287,8 +287,8 @@ async def job_list_expired(
 async def job_cancel_expired(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> set[int]:
-    """Cancel the jobs with these ids that wait and have expired. Store `EXPIRED_JOB_ERROR_TEXT` as
-    their error. Return the ids of the cancelled jobs."""
+    """Cancel the jobs with these ids if they still wait and have expired. Store
+    `EXPIRED_JOB_ERROR_TEXT` as their error. Return the ids of the cancelled jobs."""
     rows = await get_query(_SQL_FILE, "job_cancel_expired", schema).fetch(
         connection, ids=ids, error=EXPIRED_JOB_ERROR_TEXT
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.sql_files import Query
 
 SearchSource: TypeAlias = Literal["ids", "newest", "kinds", "ended", "waiting", "queues"]
-"""Which jobs a search reads. The ids, kinds, states and queues are those that the search names.
+"""Which jobs a search reads. The ids, kinds, states and queues come from the search's filters.
 
 - `ids`: the jobs with these ids.
 - `newest`: the newest jobs of the table.
@@ -48,10 +48,10 @@ class SearchResult(NamedTuple):
 
     found_jobs: list[FoundJob]
     searched_count: int
-    """The number of jobs that were searched."""
+    """The number of jobs that the search has read."""
     damaged: dict[int, str]
-    """The searched jobs that the server cannot read: their ids, each with the server's error. Such
-    a job passes no filter that reads a wide column, such as the args."""
+    """The server's error by job id, for each searched job that the server cannot read. Such a job
+    passes no filter that reads a wide column, such as the args."""
 
 
 async def job_search(
@@ -65,8 +65,8 @@ async def job_search(
     reads. `candidates_max` is the maximum number of these jobs for each kind (`kinds`), for each
     state (`ended` and `waiting`), for each queue and state (`queues`), or in total (`newest`).
 
-    If the server cannot read one of these jobs, find out which jobs it cannot read, and search the
-    others. `connection` must be in a transaction.
+    If the server cannot read some of these jobs, find out which, and search again without reading
+    their wide columns. `connection` must be in a transaction.
     """
     parts = {*page.sql_parts, f"from_{source}", "candidates"}
     values = page.parameter_values | {"candidates": candidates_max}
@@ -113,7 +113,7 @@ async def _fetch_search_page(
 
 
 def _pick_parameter_values(values: Mapping[str, object], statement: Query) -> dict[str, Any]:
-    """Return the members of `values` that are parameters of the statement."""
+    """Return the entries of `values` whose names are parameters of the statement."""
     return {key: values[key] for key in statement.parameters}
 
 
@@ -126,9 +126,9 @@ async def job_count_last_errors(
     bytes_max: int,
 ) -> list[tuple[str, str | None, int]]:
     """Count the jobs with these ids by kind and by the first `length_max` characters of their last
-    error. Return a list of kind, error and count. The error is None if there is none, or if the
-    errors of a job have more than `bytes_max` bytes. Jobs that the server cannot read are left out.
-    `connection` must be in a transaction."""
+    error. Return a list of kind, error and count. The error is None for jobs without an error, and
+    for jobs whose errors have more than `bytes_max` bytes. Jobs that the server cannot read are
+    left out. `connection` must be in a transaction."""
     statement = get_query(_SQL_FILE, "job_count_last_errors", schema)
     parts, _ = await read_jobs_in_parts(
         connection,
@@ -141,6 +141,7 @@ async def job_count_last_errors(
 async def job_list_kinds(
     connection: Transaction, schema: str | None, *, after: str, limit: int
 ) -> list[str]:
-    """Return up to `limit` kinds of stored jobs that come after `after`. The server sorts them."""
+    """Return up to `limit` kinds of stored jobs that come after `after` in the server's sort
+    order."""
     statement = get_query(_SQL_FILE, "kinds", schema)
     return [row[0] for row in await statement.fetch(connection, after=after, limit=limit)]

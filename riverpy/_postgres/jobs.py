@@ -119,8 +119,9 @@ async def job_claim_queues(
     kinds: list[str] | None,
     client_id: str,
 ) -> list[Record]:
-    """Claim due jobs of several queues. `limits` has the maximum number of jobs for each queue.
-    `job_claim` explains the other arguments. The jobs are returned in no particular order."""
+    """Claim due jobs of several queues. `limits` has the maximum number of jobs for each queue, in
+    the order of `queues`. `job_claim` explains the other arguments. The jobs are returned in no
+    particular order."""
     return await _fetch_rows(
         connection,
         "job_claim_queues",
@@ -152,8 +153,8 @@ async def job_find_next(
     at_any_time: bool,
 ) -> int | None:
     """Return the id of the due job that comes first in the order of claims. If no job is due,
-    return None or, with `at_any_time`, the id of the job that becomes due first. `queues` or
-    `kinds` None means all queues or all kinds."""
+    return None or, with `at_any_time`, the id of the job that becomes due first. If `queues` or
+    `kinds` is None, all queues or all kinds are searched."""
     rows = await _fetch_rows(
         connection,
         "job_find_next",
@@ -179,8 +180,8 @@ async def job_lock_next(
     kinds: list[str] | None,
     skipped_ids: list[int],
 ) -> tuple[int, int, int] | None:
-    """Find the job that a claim of one job would return, and lock it until the transaction ends.
-    Return its priority, its `scheduled_at` in microseconds since 2000, and its id. Return None if
+    """Lock the first job that can be claimed, until the transaction ends. Return its position in
+    the order of claims: priority, `scheduled_at` in microseconds since 2000, and id. Return None if
     no job can be claimed."""
     rows = await _fetch_rows(
         connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped_ids
@@ -191,9 +192,9 @@ async def job_lock_next(
 async def job_lock_and_get_claim_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
-    """Lock the job with this id until the transaction ends. Return its priority, its `scheduled_at`
-    in microseconds since 2000, and its id. Return None if the job is not an available and due job
-    of `queue`, or if another session has locked it."""
+    """Lock the job with this id until the transaction ends. Return its position in the order of
+    claims, as `job_lock_next` does. Return None if the job is not an available and due job of
+    `queue`, or if another session has locked it."""
     rows = await _fetch_rows(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -233,10 +234,10 @@ async def job_merge_ended_metadata(
     claim_keys: Sequence[ClaimKey],
     metadata_updates: list[str | None],
 ) -> list[Record]:
-    """Merge metadata into the rows of jobs that another session has ended (for example cancelled)
-    during an attempt. `claim_keys` identify these attempts. Each update is a JSON object as text.
-    None: the metadata of this job do not change. Jobs that have not ended, and locked rows, are
-    left out. Return the rows of the other jobs."""
+    """Merge metadata into the rows of jobs that another session ended, for example cancelled,
+    during an attempt. `claim_keys` identify these attempts. `metadata_updates` has a JSON object as
+    text for each attempt, or None to leave the metadata unchanged. Jobs that have not ended, and
+    locked rows, are left out. Return the rows of the other jobs."""
     return await _fetch_rows(
         connection,
         "job_merge_metadata",
@@ -255,8 +256,8 @@ async def job_merge_running_metadata(
     lock_timeout: str | None,
 ) -> bool:
     """Merge `updates`, a JSON object as text, into the metadata of a running job. Return whether
-    the job still runs with this claim key. `lock_timeout` is the value of PostgreSQL's setting of
-    this name for the transaction. None: the setting does not change."""
+    the job still runs with this claim key. `lock_timeout` is the value for PostgreSQL's setting
+    `lock_timeout` in this transaction. None: the setting does not change."""
     return bool(
         await _fetch_rows(
             connection,
@@ -276,9 +277,9 @@ async def job_store_progress(
     claim_keys: Sequence[ClaimKey],
     progress_texts: list[str],
 ) -> set[int]:
-    """Store the progress of running jobs, each as JSON text. Jobs whose metadata are not an object
-    do not change. Return the ids of the jobs that still run with their claim keys, and that no
-    other session has locked."""
+    """Store the progress of running jobs. `progress_texts` has a JSON text for each of
+    `claim_keys`. Jobs whose metadata are not an object do not change. Return the ids of the jobs
+    that still run with their claim keys, and that no other session has locked."""
     rows = await _fetch_rows(
         connection,
         "job_store_progress",
@@ -317,7 +318,7 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
 
 
 class DueTime(NamedTuple):
-    """When available jobs of a queue become due."""
+    """When available jobs of a queue become due, in seconds from now."""
 
     queue: str
     seconds: float
@@ -326,8 +327,8 @@ class DueTime(NamedTuple):
 async def job_get_due_times(
     connection: Transaction, schema: str | None, queues: list[str]
 ) -> list[DueTime]:
-    """Return the times at which available jobs of these queues become due within 6 seconds, as
-    seconds from now, rounded up to half a second."""
+    """Return when available jobs of these queues become due within the next 6 seconds. The times
+    are rounded up to half a second."""
     rows = await _fetch_rows(connection, "job_due_times", schema, queue=queues)
     return [DueTime(*row) for row in rows]
 
@@ -335,8 +336,7 @@ async def job_get_due_times(
 async def job_notify_due_times(
     connection: Transaction, schema: str | None, times: list[DueTime]
 ) -> None:
-    """Notify the clients of these queues of the times, given as seconds from now, at which jobs
-    become due."""
+    """Notify the clients of the queues in `times` when jobs of these queues will become due."""
     queues, seconds = [one.queue for one in times], [one.seconds for one in times]
     await _fetch_rows(connection, "job_notify_due_times", schema, queue=queues, seconds=seconds)
 
@@ -365,8 +365,8 @@ async def job_list_claimed_by_client(
     claimed_longer_than: float,
     skipped_ids: list[int],
 ) -> list[ClaimKey]:
-    """Return the running jobs of these queues whose last claim was made by this client, more than
-    `claimed_longer_than` seconds ago. Jobs in `skipped_ids` are left out."""
+    """Return the claim keys of the running jobs in these queues that this client was the last to
+    claim, more than `claimed_longer_than` seconds ago. Jobs in `skipped_ids` are left out."""
     rows = await _fetch_rows(
         connection,
         "job_claimed_by",
@@ -393,7 +393,7 @@ async def job_release(
 async def job_find_cancel_requested(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[int]:
-    """Return those of `ids` whose jobs are running, and for which `job_cancel` was called."""
+    """Return the ids of the given jobs that are running and whose cancellation was requested."""
     return [row[0] for row in await _fetch_rows(connection, "job_cancel_marks", schema, id=ids)]
 
 
@@ -406,7 +406,8 @@ async def job_is_any_available(
     skipped_ids: list[int],
 ) -> bool:
     """Whether one of the queues has an available job of one of these kinds that is due now or
-    within 6 seconds. `kinds` None means all kinds. Jobs in `skipped_ids` are left out."""
+    within 6 seconds. If `kinds` is None, jobs of all kinds count. Jobs in `skipped_ids` do not
+    count."""
     ((found,),) = await _fetch_rows(
         connection, "job_any_available", schema, queue=queues, kinds=kinds, skipped=skipped_ids
     )
@@ -435,8 +436,8 @@ async def job_list_ids(
     queues: Sequence[str] | None,
     limit: int,
 ) -> list[int]:
-    """Return the ids of up to `limit` jobs in these states, newest first. `kinds` or `queues` None
-    means all kinds or all queues."""
+    """Return the ids of up to `limit` jobs in these states, newest first. If `kinds` or `queues` is
+    None, jobs of all kinds or all queues are returned."""
     rows = await _fetch_rows(
         connection, "job_list", schema, state=states, kind=kinds, queue=queues, limit=limit
     )
@@ -451,8 +452,8 @@ async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -
 
 
 async def job_retry(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Make a job available now. A running job, or a job that is due already, does not change.
-    Return its row, or None if there is no job with this id."""
+    """Make a job available now, without an expiry. A running job, or an available job that is due,
+    does not change. Return the job's row, or None if there is no job with this id."""
     return _get_first_row(await _fetch_rows(connection, "job_retry", schema, id=job_id))
 
 
