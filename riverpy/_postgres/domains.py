@@ -174,7 +174,7 @@ async def owner_find_conflicts(
     queues: Sequence[str],
     dead_client_heartbeats: Mapping[str, bytes],
 ) -> list[QueueOwnershipConflict]:
-    """Return the queues that a domain already owns, each with the ids of some clients of this
+    """Return those of `queues` that a domain owns, each with the ids of some clients of this
     domain. `dead_client_heartbeats` maps the ids of dead clients to their last heartbeats. A client
     that still has this last heartbeat is left out of `maybe_dead_client_ids`."""
     rows = await get_query(_SQL_FILE, "owner_conflicts", schema).fetch(

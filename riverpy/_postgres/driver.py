@@ -115,7 +115,7 @@ def _get_sqlstate_class(error: BaseException) -> str:
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether the server or asyncpg refused a value, and would refuse the same value again."""
+    """Whether the server or asyncpg refused a value. The same value would be refused again."""
     return isinstance(error, asyncpg.DataError) or (
         _get_sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
     )

@@ -123,8 +123,8 @@ async def execution_get(
     """Return the stored state of a key, or None if the key was never claimed.
 
     Args:
-        alive_unregistered: the maximum time after a claim for which an unregistered client
-            counts as alive. A client that is unregistered during its claim writes no heartbeats.
+        alive_unregistered: if the client was not registered when it claimed the key, it writes no
+            heartbeats, and counts as alive for at most this time after the claim.
     """
     row = await get_query(_SQL_FILE, "exec_get", schema).fetchrow(
         connection, key=key, unregistered_for=_format_interval(alive_unregistered)
