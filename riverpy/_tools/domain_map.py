@@ -75,9 +75,9 @@ class DomainMap:
         """Return whether a domain has ever had a client. Call this only for a domain that owns
         queues.
 
-        An operator can assign a queue to a domain that has no clients. riverpy then stores an old
-        heartbeat time with the queue, so that the queue is orphaned at once. If the queues of the
-        domain have only such a time, this method returns False.
+        An operator can assign a queue to a domain that has no clients. riverpy then stores an
+        invented, old heartbeat time with the queue, so that the queue is orphaned at once. This
+        method returns False if the queues of the domain have no other heartbeat time.
         """
         owned = self.owned_queues(domain)
         last_seen_at = max(row.last_seen_at for row in owned)
@@ -100,8 +100,8 @@ class DomainMap:
         )
 
     def unmaintained_queues_by_domain(self, queues: Iterable[str]) -> dict[str, list[str]]:
-        """Return those of `queues` that no leader maintains, as lists. The key of a list is the
-        domain whose leader is missing."""
+        """Return the queues among `queues` that no leader maintains, grouped by the domain whose
+        leader is missing."""
         owners = {row.queue: row for row in self.queue_owners}
         found: dict[str, list[str]] = {}
         for queue in queues:
@@ -127,11 +127,11 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
 async def read_domains_if_permitted(
     connection: Transaction, schema: str | None
 ) -> DomainMap | None:
-    """Read all domains, or return None if the role may not read their tables. A role does not need
-    this privilege if all clients are in domain `default`.
+    """Read all domains, or return None if the role lacks a privilege to read riverpy's tables for
+    domains. The role needs the privilege only if clients belong to domains other than `default`.
 
     The statements run in a savepoint. So an open transaction of the caller remains usable if the
-    server refuses a statement because of the missing privilege.
+    server refuses a statement because of a missing privilege.
     """
     try:
         async with connection.transaction():

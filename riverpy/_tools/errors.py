@@ -6,4 +6,5 @@ from riverpy.errors import RiverError
 
 
 class ToolError(RiverError):
-    """A tool cannot continue. The text has the reason and the remedy."""
+    """A tool, such as the demo or the benchmark, cannot continue. The text has the reason and the
+    remedy."""

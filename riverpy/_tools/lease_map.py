@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 
 def leader_lease_name(domain: str) -> str:
-    """Return the name of the lease of a domain's leader, as clients write it in their lease
-    reports. If `domain` is `@schema`, which is the name of the schema lease and not of a domain,
-    return it unchanged."""
+    """Return the name that lease reports use for the lease of a domain's leader. `@schema` is
+    returned unchanged: it is the name of the schema lease, not of a domain."""
     return domain if domain in {DEFAULT_DOMAIN, SCHEMA_LEASE_NAME} else domain_lease_name(domain)
 
 
@@ -35,9 +34,8 @@ class LeaseReportMap:
     writes no heartbeat, so it is not in the map."""
 
     clients_by_lease: Mapping[str, Sequence[ReportingClient]]
-    """For each lease, the clients that stand by for it, in the order of their starts. The key is
-    the name of the lease in table `riverpy_lease`, or `default` for the lease of the leader of that
-    domain."""
+    """The clients that stand by for each lease, sorted by start time. The key is the name of the
+    lease in table `riverpy_lease`. The key for the leader of domain `default` is `default`."""
     clients_by_id: Mapping[str, ReportingClient]
     client_ids_without_report: frozenset[str]
     """The live clients whose report is missing or incomplete. They may stand by for any lease."""

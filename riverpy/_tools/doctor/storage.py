@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     )
 
 SNAPSHOT_AGE_WARN_SECONDS = 60.0
-"""`riverpy doctor` reports a snapshot that is at least this many seconds old."""
+"""`riverpy doctor` reports an open PostgreSQL snapshot that is at least this many seconds old."""
 SNAPSHOT_WARN_TRANSACTIONS = 1_000_000
-"""If the age of a snapshot is not known, `riverpy doctor` reports it when at least this many
-transactions have started after it."""
+"""If the age of an open PostgreSQL snapshot is not known, `riverpy doctor` reports the snapshot
+when at least this many transactions have started after it."""
 LOCK_AGE_WARN_SECONDS = 30.0
 """`riverpy doctor` reports a transaction that holds locks on River's tables and started at least
 this many seconds ago."""
@@ -45,7 +45,7 @@ BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
 """`riverpy doctor` reports a transaction whose locks make other sessions wait, and that started at
 least this many seconds ago."""
 BLOATED_INDEX_BYTES_MIN = 64 * 1024 * 1024
-"""`riverpy doctor` reports an index as bloated only if its size in bytes is at least this."""
+"""`riverpy doctor` reports an index as bloated only if the index has at least this many bytes."""
 BLOATED_INDEX_SIZE_FACTOR = 4.0
 """`riverpy doctor` reports an index as bloated only if its size is at least this many times the
 estimated size of a new index."""
@@ -60,9 +60,9 @@ DEAD_ROWS_WARN_COUNT = 100_000
 """`riverpy doctor` reports a late vacuum of `river_job` only if this table has at least this many
 dead rows, and more dead rows than live rows."""
 LATE_VACUUM_SECONDS = 600.0
-"""The vacuum of `river_job` is late if the last vacuum of this table, the start of the server and
-the creation of the table were all at least this many seconds ago. By default, autovacuum checks the
-tables every minute."""
+"""Seconds after which the vacuum of `river_job` is late. They count from the latest of these
+events: the last vacuum of the table, the creation of the table, the start of the server. By
+default, autovacuum checks the tables every minute."""
 
 
 async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:

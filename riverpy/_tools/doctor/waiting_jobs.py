@@ -26,8 +26,8 @@ LATE_PERIODIC_WARN_SECONDS = 60.0
 """`riverpy doctor` reports a periodic job that is late by at least this many seconds."""
 UNWORKED_QUEUE_FAIL_LAG_FACTOR = 10
 """If no riverpy client works a queue, `riverpy doctor` reports a failure when the oldest job has
-been due for at least `max_lag` times this factor. Before that time, it reports a warning. If a
-client in another language (for example Go) may work the queue, it always reports a warning."""
+been due for at least `max_lag` times this factor, and a warning before. If a client in another
+language (for example Go) may work the queue, `riverpy doctor` reports only a warning."""
 
 
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -91,8 +91,8 @@ def _queue_finding(
     """Return a finding if due jobs of this queue wait because the queue is paused, because no
     riverpy client works it, or for at least `max_lag_seconds`. Otherwise return None.
 
-    `kinds` are the kinds of the queue's first jobs, in the order of claims. The remedy names these
-    kinds if no client works the queue.
+    `kinds` are the kinds of the jobs that a client would claim next from the queue. If no riverpy
+    client works the queue, the remedy names these kinds.
     """
     lag = backlog.seconds_since_due or 0
     if lag < 0:
@@ -152,8 +152,8 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
 async def _describe_missing_leaders(
     snapshot: DatabaseSnapshot, queues: Sequence[str]
 ) -> str | None:
-    """Return why no leader makes the jobs of these queues available: the domains that have no
-    leader, or that there is no leader at all. Return None if each queue has a leader."""
+    """Return a text about the missing leaders of these queues, such as `there is no leader`.
+    Return None if each queue has a leader."""
     domains = await snapshot.domains()
     if domains is not None and domains.non_default_domains:
         unmaintained = domains.unmaintained_queues_by_domain(queues)

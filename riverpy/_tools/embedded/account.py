@@ -55,9 +55,9 @@ class ServerSystemUser(NamedTuple):
         )
 
     def can_run_program(self, program: Path) -> bool:
-        """Return whether the server's user can run the program. If this is not the user of this
-        process, the method tries to run `program --version`: the modes of the program's file alone
-        do not show whether the user can run it."""
+        """Return whether the server's user can run the program. If the server's user is not the
+        user of this process, try to run `program --version`, because the permissions of the file
+        alone do not show this."""
         if self.user_id is None:
             return True
         try:

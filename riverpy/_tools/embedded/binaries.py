@@ -48,8 +48,8 @@ class PostgresInstallation(NamedTuple):
 
 
 def find_installation() -> PostgresInstallation:
-    """Find PostgreSQL's programs. If `RIVERPY_PG_BIN` is set, only this directory counts.
-    Otherwise search the Python packages first, then the newest PostgreSQL of the system.
+    """Find PostgreSQL's programs. If `RIVERPY_PG_BIN` is set, search only this directory. Otherwise
+    search the Python packages first, then use the newest PostgreSQL of the system.
 
     Raises:
         DatabaseError: no usable programs were found.
@@ -113,12 +113,12 @@ def _read_usable_version(directory: Path) -> tuple[int, int] | None:
 def copy_installation_if_not_runnable(
     account: ServerSystemUser, installation: PostgresInstallation, base_directory: Path
 ) -> PostgresInstallation:
-    """Return an installation that the account can run: `installation` itself, or a copy below
-    `base_directory`.
+    """Return an installation that the system user `account` can run: `installation` itself, or a
+    copy below `base_directory`.
 
     A copy is needed, for example, if the programs are in a Python package in root's home directory,
-    where the account cannot read them. riverpy does not change the permissions of that directory.
-    It copies each build of the programs once (about 40 MB).
+    where `account` cannot read them. riverpy does not change the permissions of that directory. The
+    copy (about 40 MB) is made once for each build of PostgreSQL.
 
     Raises:
         DatabaseError: the programs must be copied, but they need files outside of their directory.

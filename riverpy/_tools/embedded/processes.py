@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SERVER_START_TIMEOUT = 60.0
-"""The longest time from the start of a server until it accepts connections, in seconds. It includes
-crash recovery."""
+"""Seconds within which a started server must accept connections. Crash recovery is included."""
 
 SERVER_STOP_TIMEOUT = 30.0
 """The timeout of a fast shutdown (SIGINT), in seconds. When it expires, the server gets SIGQUIT,
@@ -160,8 +159,8 @@ def remove_stale_lock_files(data_directory: Path, socket_directory: Path) -> Non
     """Remove the lock files of a dead postmaster if another process now has its process id.
 
     With these files, PostgreSQL would treat the other process as a postmaster and would not start.
-    PostgreSQL itself handles all other stale lock files. It does not need the files to detect that
-    backends of the dead postmaster still run.
+    PostgreSQL itself handles all other stale lock files. Without the files, it still detects
+    running backends of the dead postmaster.
     """
     for path in (data_directory / "postmaster.pid", socket_directory / f"{SOCKET_FILE_NAME}.lock"):
         pid = _read_pid_file(path)
@@ -181,7 +180,8 @@ def stop_postmaster(data_directory: Path) -> bool:
     for kind in (signal.SIGINT, signal.SIGQUIT):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, kind)
-        # The postmaster removes its pid file before it writes the last line of its log.
+        # Wait for the end of the process, not for the removal of its pid file: the postmaster
+        # removes the file before it writes the last line of its log.
         if wait_until(lambda: not _is_postmaster(pid, data_directory), SERVER_STOP_TIMEOUT):
             return True
     raise TimeoutError(f"process {pid} did not end within {2 * SERVER_STOP_TIMEOUT:.0f} s")

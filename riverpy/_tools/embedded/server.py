@@ -32,7 +32,7 @@ BASE_DIRECTORY_ENV_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
 INITDB_TIMEOUT: Final = 120.0
 """The timeout of initdb, in seconds."""
 START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.SERVER_START_TIMEOUT
-"""The longest wait while another process starts, stops or removes the server, in seconds."""
+"""Seconds to wait at most while another process starts, stops or removes the server."""
 
 _SERVER_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SOCKET_PATH_BYTES_MAX: Final = 103  # in bytes: Linux allows 107, macOS 103
@@ -166,8 +166,8 @@ class EmbeddedPostgres:
             os.close(hold)
 
     def pass_on(self) -> None:
-        """Let programs that this process executes, for example with `os.execv`, keep the server
-        running too.
+        """Let programs that this process executes, for example with `os.execv`, inherit the lock
+        that keeps the server running.
 
         Raises:
             DatabaseError: this object has not started the server, or has released it.
@@ -334,7 +334,7 @@ class EmbeddedPostgres:
             raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
     def _make_server_spec(self) -> ServerSpec:
-        """Return how the supervisor starts the server: command, directories, environment, user."""
+        """Return what the supervisor needs to start the server: command, directories and so on."""
         settings = {
             "max_connections": "200",
             "timezone": "UTC",
@@ -385,7 +385,8 @@ class EmbeddedPostgres:
             )
 
     def _read_logged_error(self) -> str:
-        """Return the last FATAL line of the log, or its last line, for an error text."""
+        """Return the end of an error text: the last FATAL line of the log or, if the log has no
+        such line, its last line. Return an empty text if the log is missing or empty."""
         try:
             lines = self.log_path.read_text("utf-8", "replace").splitlines()
         except OSError:

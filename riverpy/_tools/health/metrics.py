@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats, KindStats, LeaseStats, QueueStats
 
 SampleValue: TypeAlias = float | Histogram | None
-"""The value of a sample. None means that the value is not known; the sample is then omitted."""
+"""The value of a Prometheus sample. None: the value is not known, and the sample is omitted."""
 Sample: TypeAlias = "tuple[Mapping[str, str], SampleValue]"
-"""The labels and the value of a sample."""
+"""The labels and the value of a Prometheus sample."""
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_METRIC_LEASES_MAX = 20
@@ -150,9 +150,9 @@ def _lease_summary_metrics(leases: LeaseStats) -> Iterator[str]:
 
 
 def _per_lease_metrics(stats: ClientStats) -> Iterator[str]:
-    """Yield the metrics of the lease of each singleton, and of up to `LAG_METRIC_LEASES_MAX` other
-    leases of user code. Of the other leases, only those that this worker holds and for which it has
-    reported a lag have metrics."""
+    """Yield the metrics of user leases: the lease of each singleton, and up to
+    `LAG_METRIC_LEASES_MAX` other leases. The other leases are those that this worker holds and for
+    which it has reported a lag."""
     singletons = stats.singletons
     others = sorted(stats.leases.lags.keys() - singletons.keys())[:LAG_METRIC_LEASES_MAX]
     lags = {name: one.lag for name, one in singletons.items()}
@@ -201,8 +201,8 @@ def _unlabelled_metric(
 def _labelled_metric(
     name: str, metric_type: str, help_text: str, label_name: str, values: Mapping[str, SampleValue]
 ) -> Iterator[str]:
-    """Yield a metric with one label. It has one sample for each value of the label. `values` maps
-    the values of the label to the values of the samples."""
+    """Yield a metric with one label and several samples. `values` has the value of each sample,
+    keyed by its label value."""
     samples = (({label_name: key}, value) for key, value in values.items())
     return metric_lines(name, metric_type, help_text, samples)
 

@@ -1,8 +1,8 @@
 """Connections between a supervisor and the health server of one of its workers.
 
-The supervisor and the worker share a pair of sockets. For each request, the supervisor makes a
-second pair, sends one socket of it to the worker, and sends the request over the other socket. So
-these connections need no port and no file, and no other process can open one.
+The supervisor and the worker share a pair of connected sockets. For each request, the supervisor
+creates a new pair, sends one socket of the new pair to the worker, and sends the request over the
+other socket. So the connections need no port and no file, and no other process can connect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_ANSWER_ERROR = "no answer"
 
 
 class SupervisorConnectionListener:
-    """Accepts, in the worker, the connections that the supervisor opens."""
+    """Accepts the supervisor's connections in the worker process."""
 
     def __init__(self, shared_socket: socket.socket) -> None:
         shared_socket.setblocking(False)
@@ -82,8 +82,8 @@ class WorkerHealthClient:
             raise TimeoutError(_NO_ANSWER_ERROR)
         own, other = socket.socketpair()
         own.setblocking(False)  # before `dup`, so that the copy is non-blocking too
-        # A copy that stays open when `stream` has closed `own`. After a timeout, the worker's late
-        # answer arrives here.
+        # `stream` closes `own`, but this copy stays open. After a timeout, the worker's late answer
+        # arrives here.
         answer = own.dup()
         try:
             socket.send_fds(self._shared_socket, [_SOCKET_MESSAGE], [other.fileno()])

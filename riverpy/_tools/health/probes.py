@@ -100,9 +100,10 @@ def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
     `max_leader_gap`. If the check succeeds, its reason describes the leader of each of these
     domains, and of `default` even if `default` has no live client.
 
-    The time without a leader starts when the last lease expired, but not before the oldest live
-    client started. If the last leader released its lease, only the start of the oldest client
-    counts. Clients that are stopping are ignored.
+    The time without a leader counts from the expiry of the last leader's lease, or from the start
+    of the domain's oldest live client if that was later. If the last leader released its lease, or
+    if no leader is recorded, the time counts from the start of that client. Clients that are
+    stopping are ignored.
     """
     missing: list[str] = []
     facts: list[str] = []

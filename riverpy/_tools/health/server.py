@@ -1,8 +1,8 @@
-"""The HTTP server that answers the health requests of a worker.
+"""The HTTP server of a worker or of a supervisor. It answers health requests.
 
-Each connection has one request. The server disconnects a slow client. When the number of
-connections reaches the limit, the server closes the oldest connection that has sent no request. So
-idle connections never block a probe.
+Each connection has one request. The server disconnects a slow client. If a new connection exceeds
+the limit, the server closes the oldest connection that has sent no request, or else the oldest
+connection. So idle connections never block a probe.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ConnectionListener(Protocol):
     """A source of connections to the server."""
 
     async def accept(self) -> ByteStream:
-        """Wait for the next connection. Raises OSError if the next connection failed."""
+        """Wait for the next connection and return it. Raises OSError if it cannot be accepted."""
         ...
 
     async def aclose(self) -> None:
@@ -76,7 +76,8 @@ class HttpServer:
     """Answers HTTP requests while the context manager `serve` is open.
 
     Args:
-        source: the address to listen on, or a listener of private connections.
+        source: the address to listen on, or a `SupervisorConnectionListener`, which accepts
+            connections from a worker's supervisor.
         routes: maps each path to the function that answers its requests.
     """
 
@@ -87,7 +88,8 @@ class HttpServer:
     ) -> None:
         self._source, self._routes = source, routes
         self._has_request_by_connection: dict[anyio.CancelScope, bool] = {}
-        """The cancel scope of each connection, and whether its request has arrived."""
+        """Whether the request of each connection has arrived. The key is the connection's cancel
+        scope. The oldest connection comes first."""
         self._log = get_logger()
 
     @asynccontextmanager

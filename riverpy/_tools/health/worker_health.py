@@ -44,7 +44,7 @@ EVENTS_CONTENT_TYPE = "application/x-ndjson"
 
 
 class WorkerProcessStatus(msgspec.Struct, frozen=True):
-    """The status of one worker process, for the supervisor of several workers."""
+    """The status of one worker process. The supervisor reads it from /status."""
 
     state: str
     """The state of the worker's client: `starting`, `working`, `stopping` or `stopped`."""
@@ -53,15 +53,16 @@ class WorkerProcessStatus(msgspec.Struct, frozen=True):
     soft_stop_timeout: float | None
     """Seconds for which running jobs may continue after a stop was requested; None: no limit."""
     hard_stop_timeout: float
-    """The maximum time of the hard stop, in seconds."""
+    """Seconds that a stop waits at most until cancelled jobs have ended and results are stored."""
 
 
 class HealthRequestHandler:
-    """Answers /livez, /readyz, /metrics and /events. On private connections, it also answers
-    /status. It answers requests even before the client starts and after the client has stopped.
+    """Answers /livez, /readyz, /metrics and /events and, for the worker's supervisor, /status. It
+    answers requests even before the client starts and after the client has stopped.
 
     Args:
-        source: the address to listen on, or a listener of private connections.
+        source: the address to listen on, or a `SupervisorConnectionListener`, which accepts
+            connections from the worker's supervisor.
     """
 
     def __init__(self, source: Address | ConnectionListener) -> None:
@@ -157,11 +158,10 @@ class HealthRequestHandler:
     async def _yield_lines_and_count_stream(
         self, lines: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an empty part, then `lines`, and count this stream as open until the generator
-        ends. At most `EVENT_STREAMS_MAX` streams may be open.
+        """Yield an empty part, then `lines`. Count this stream as open until the generator ends.
 
-        The code of a generator starts at the first read. So the caller reads the empty part at
-        once, and the stream is counted before another request runs."""
+        The code of a generator starts at the first read. The caller must read the empty part at
+        once, so that the stream is counted before another request checks `EVENT_STREAMS_MAX`."""
         self._open_stream_count += 1
         try:
             yield b""

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.slot import ProcessSlot
 
 WORKER_ANSWER_TIMEOUT = 3.0
-"""Seconds within which a worker must answer a request. The worker may need up to a second of this
-to read the database."""
+"""Seconds within which a worker must answer a request. Reading the database may take up to one
+second of this time."""
 WORKER_START_TIMEOUT = 60.0
 """A process that has not answered yet counts as alive for this many seconds after its start,
-because it loads code."""
+because it may still load code."""
 _NO_ANSWER_REASON = (
     "no answer: the event loop of the worker is blocked, or the process is suspended"
 )
