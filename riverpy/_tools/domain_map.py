@@ -127,8 +127,8 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
 async def read_domains_if_permitted(
     connection: Transaction, schema: str | None
 ) -> DomainMap | None:
-    """Read all domains, or return None if the role lacks a privilege to read riverpy's tables for
-    domains. The role needs the privilege only if clients belong to domains other than `default`.
+    """Read all domains, or return None if the role may not read one of the needed tables. The role
+    needs this privilege only if clients belong to domains other than `default`.
 
     The statements run in a savepoint. So an open transaction of the caller remains usable if the
     server refuses a statement because of a missing privilege.

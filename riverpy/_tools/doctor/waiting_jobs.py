@@ -153,7 +153,7 @@ async def _describe_missing_leaders(
     snapshot: DatabaseSnapshot, queues: Sequence[str]
 ) -> str | None:
     """Return a text about the missing leaders of these queues, such as `there is no leader`.
-    Return None if each queue has a leader."""
+    Return None if a leader maintains each queue."""
     domains = await snapshot.domains()
     if domains is not None and domains.non_default_domains:
         unmaintained = domains.unmaintained_queues_by_domain(queues)

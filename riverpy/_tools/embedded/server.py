@@ -334,7 +334,8 @@ class EmbeddedPostgres:
             raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
     def _make_server_spec(self) -> ServerSpec:
-        """Return what the supervisor needs to start the server: command, directories and so on."""
+        """Return what the supervisor needs to start the server: the command, the directories, the
+        environment and the user."""
         settings = {
             "max_connections": "200",
             "timezone": "UTC",

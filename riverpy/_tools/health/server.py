@@ -1,8 +1,8 @@
 """The HTTP server of a worker or of a supervisor. It answers health requests.
 
 Each connection has one request. The server disconnects a slow client. If a new connection exceeds
-the limit, the server closes the oldest connection that has sent no request, or else the oldest
-connection. So idle connections never block a probe.
+the limit, the server closes the oldest connection that has sent no request or, if all have sent
+one, the oldest connection. So idle connections never block a probe.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class SystemdNotifier:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         with (
-            # Ignore the error if systemd does not listen, its buffer is full, or AF_UNIX is missing.
+            # Ignore the error if systemd does not listen, its buffer is full or AF_UNIX is missing.
             suppress(OSError, AttributeError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
