@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 TEST_SIGNAL_TIMEOUT = 30.0
 """Seconds that a test waits for a `TestSignal` before the test fails."""
 SERVICE_PROGRESS_DELAY_MAX = 20.0
-"""If a service shows no progress for this number of seconds after the expected time, it counts as
-stuck."""
+"""A service counts as stuck if its progress is late by more than this number of seconds."""
 ResultT = TypeVar("ResultT")
 
 
@@ -63,8 +62,8 @@ class StopScope:
         self._own_cause: StopCause | None = None
         self._shield_scopes: dict[anyio.CancelScope, float] = {}
         self.progress_deadline = math.inf
-        """The time by which the service must make progress, in monotonic seconds; infinity: the
-        service may wait without a limit."""
+        """The time by which the service must make progress, in seconds of the monotonic clock.
+        Infinity: the service may wait without a limit."""
 
     def set_progress_deadline(self, within: float) -> None:
         """Record that the service makes progress, and that the next call of this method must come
@@ -134,12 +133,14 @@ class Service(Protocol):
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Run until the service is stopped. Call `task_status.started()` when the service has
-        started. If the service cannot start, raise an error before this call."""
+        started. If the service cannot start, raise an error and do not call
+        `task_status.started()`."""
         ...
 
 
 class _ServiceGroupMember(NamedTuple):
-    """A service that runs in a `ServiceGroup`."""
+    """A service of a `ServiceGroup`, with its scope and an event that is set when the service has
+    ended."""
 
     service: Service
     scope: StopScope
@@ -177,8 +178,8 @@ class ServiceGroup:
         self._context.run(partial(self._task_group.start_soon, run, name=name))
 
     def stop(self, cause: StopCause) -> None:
-        """Stop every member with this cause. This does not wait for the members; the end of the
-        `async with` block does."""
+        """Stop every member with this cause. This method does not wait for the members. The end of
+        the `async with` block waits for them."""
         for scope in self._members:
             scope.stop(cause)
 
@@ -243,8 +244,8 @@ class ServiceGroup:
 def convert_base_exceptions(code_name: str, *, is_awaited: bool = False) -> Generator[None]:
     """Raise RuntimeError instead of an exception of user code that is not a subclass of
     `Exception`, such as SystemExit. Without this, the exception could end the process or look like
-    a cancellation. `is_awaited`: whether the `with` block awaits the user code. If True, a
-    cancellation of this task is raised unchanged, and also GeneratorExit."""
+    a cancellation. `is_awaited`: whether the `with` block awaits the user code. If True,
+    GeneratorExit and a cancellation of this task are raised unchanged."""
     try:
         yield
     except Exception:
@@ -291,7 +292,8 @@ async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[Re
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
         if not task.cancelled():
-            # `await_call` raises a GeneratorExit of the user code unchanged. It is converted here.
+            # `await_call` raises a GeneratorExit of the user code unchanged. This block converts
+            # the GeneratorExit to a RuntimeError.
             with convert_base_exceptions(code_name):
                 task.result()
         raise
@@ -367,7 +369,8 @@ class TestSignal:
             self._emitted_events.release()
 
     async def wait(self) -> None:
-        """Wait for the next event that no earlier call has waited for.
+        """Wait for one event. If an event was emitted before and no call has waited for it yet,
+        return at once.
 
         Raises:
             TimeoutError: no event happened within 30 s. The error text contains the name of the

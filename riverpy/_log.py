@@ -17,15 +17,16 @@ EVENTS_PER_WINDOW_MAX = 10
 """How many times within `EVENT_WINDOW_SECONDS` a `RateLimitedLog` logs the same event at the level
 that the caller chose. Further entries of the event are logged at level debug."""
 EVENT_WINDOW_SECONDS = 60.0
-"""The length of the period in which `RateLimitedLog` counts the entries of one event, in
-seconds."""
+"""The length of the period, in seconds, in which `RateLimitedLog` counts the entries of one
+event."""
 _LOGGER_NAME = "riverpy"
 _LEVEL_NUMBERS = logging.getLevelNamesMapping()
 _LOG_RECORD_ATTRIBUTES = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *("message", "asctime", "taskName"),
 }
-"""The attributes that each record of `logging` has. Extra attributes must not have these names."""
+"""The attributes that `logging` itself sets on each record. Extra attributes must have other
+names."""
 
 
 class LogEventWriter(Protocol):
@@ -53,8 +54,9 @@ class Log:
     """A logger of events with key-value pairs.
 
     If the program has configured structlog, events go to structlog. Otherwise they go to the writer
-    of `set_log_event_writer`, or without a writer to `logging.getLogger("riverpy")`. Each log call
-    checks this, so the program can configure structlog at any time.
+    that `set_log_event_writer` has set. If there is no writer, they go to
+    `logging.getLogger("riverpy")`. Each log call checks this, so the program can configure
+    structlog at any time.
     """
 
     __slots__ = ("_keys",)
@@ -64,7 +66,7 @@ class Log:
         self._keys = keys
 
     def bind(self, **keys: object) -> Log:
-        """Return a logger whose events have these keys too."""
+        """Return a new logger with the keys of this logger and these keys."""
         return Log({**self._keys, **keys})
 
     def with_rate_limit(self) -> RateLimitedLog:
@@ -104,7 +106,7 @@ class Log:
         self._write("error", event, {"exc_info": True, **keys})
 
     def _choose_level(self, level: str, event: str) -> str:
-        """Return the level at which to write the event."""
+        """Return the level at which to write the event. `RateLimitedLog` overrides this method."""
         return level
 
     def _write(self, level: str, event: str, keys: dict[str, Any]) -> None:
@@ -150,8 +152,8 @@ def get_logger(**keys: object) -> Log:
 def _find_configured_structlog() -> Any:
     """Return the module structlog if the program has configured it, otherwise None.
 
-    This function does not import structlog. Only a program that imports structlog can configure it,
-    and the import would take about a fifth of the time that the import of riverpy takes.
+    This function does not import structlog, because a program that has configured structlog has
+    imported it before. The import would take about a fifth of the time of the import of riverpy.
     """
     structlog: Any = sys.modules.get("structlog")
     is_configured = getattr(structlog, "is_configured", None)  # None during the import of structlog
@@ -161,9 +163,10 @@ def _find_configured_structlog() -> Any:
 class RateLimitedLog(Log):
     """A logger of events about single jobs or rows, with a limit for each event.
 
-    One cause can affect thousands of jobs. So an event is logged at the level that the caller chose
-    up to `EVENTS_PER_WINDOW_MAX` times within `EVENT_WINDOW_SECONDS`, and then at level debug. At
-    the first entry over the limit, the warning `log events limited` is logged too.
+    One cause can affect thousands of jobs. So only the first `EVENTS_PER_WINDOW_MAX` entries of an
+    event within `EVENT_WINDOW_SECONDS` are logged at the level that the caller chose. Further
+    entries are logged at level debug. At the first of these, the warning `log events limited` is
+    logged too.
     """
 
     __slots__ = ("_window_by_event",)
@@ -189,8 +192,9 @@ class RateLimitedLog(Log):
 
 
 class RepeatedFailureLog:
-    """Logs a failure that repeats: the first time at the level of the failure, then at level debug
-    until a success or until the cause changes."""
+    """Logs a failure that repeats. The first time, the failure is logged at the level that the
+    caller chose. After that, it is logged at level debug until a success or until the cause
+    changes."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -198,7 +202,8 @@ class RepeatedFailureLog:
 
     @property
     def is_failing(self) -> bool:
-        """Whether a failure was logged at its level, and there was no success after it."""
+        """Whether, since the last success, a failure was logged at the level that the caller
+        chose."""
         return self._last_cause is not None
 
     def log_failure(
@@ -214,12 +219,12 @@ class RepeatedFailureLog:
         """Log a failure.
 
         Args:
-            event: the event of the failure.
-            level: the level of the first failure.
+            event: the log event of the failure.
+            level: the level for the first failure with this cause.
             cause: the cause of the failure. If it differs from the last cause, the failure is
                 logged at `level` again.
-            is_cause_logged: whether another event has reported the cause. If True, this failure is
-                logged at debug.
+            is_cause_logged: whether an entry of another event already reports the cause. If True,
+                this failure is logged at level debug.
             exc_info: an error whose traceback is logged, except at level debug.
             **keys: the keys of the event.
         """
@@ -232,7 +237,8 @@ class RepeatedFailureLog:
             getattr(self._log, level)(event, **keys)
 
     def log_recovery(self, event: str | None = None, **keys: object) -> None:
-        """Record a success. If a failure was logged before, log `event`, unless it is None."""
+        """Record a success. If `is_failing` was True, log `event` at level info. None: log
+        nothing."""
         if self._last_cause is not None:
             self._last_cause = None
             if event is not None:

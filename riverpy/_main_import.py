@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _is_importing_main_module = False
-"""Whether this process is a child that imports the main module of its worker."""
+"""Whether this process is a child process of a worker and is importing its main module now."""
 _is_main_module_import_disabled = False
 
 
 class MainGuardMissingError(ClientStateError):
-    """The main module starts a client when a child process imports it."""
+    """The main module does not check `__name__`, so it starts a client when a child process imports
+    it."""
 
 
 @contextmanager
@@ -67,7 +68,8 @@ def get_main_module_location() -> dict[str, str]:
     if _is_main_module_import_disabled:
         return {}
     if spec is not None:
-        # As in multiprocessing, a `__main__` of a package is not imported. It may have no guard.
+        # As in multiprocessing, the `__main__` module of a package is not imported. It may have no
+        # check of `__name__`.
         return {} if spec.name.endswith("__main__") else {"init_main_from_name": spec.name}
     if path is None or not Path(path).exists():  # an interactive session, or a script from stdin
         return {}

@@ -2,9 +2,9 @@
 it.
 
 The server decides by its own clock when a lease expires. Between two answers of the server, a
-process may act under the lease until its local deadline. The local deadline is the start of the
-last successful acquisition or renewal, plus the time to live, minus a margin. The margin allows for
-clocks that run at different rates.
+process may act under the lease until the local deadline of the lease. The local deadline is the
+start of the last successful acquisition or renewal, plus the time to live, minus a margin. The
+margin allows for clocks that run at different rates.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 DEADLINE_MARGIN_SHARE_OF_TTL = 1 / 15
-"""The safety margin between the local deadline and the expiry, as a fraction of the time to live.
-As in River, it is 1 s of 15 s."""
+"""The local deadline of a lease is earlier than its expiry by this fraction of the time to live.
+With a time to live of 15 s, this is 1 s, as in River."""
 GRACE_PERIOD_SHARE_OF_TTL = 1 / 5
-"""The grace period in which work under a lease must stop, as a fraction of the time to live: 3 s of
-15 s."""
+"""The grace period in which work under a lease must stop, as a fraction of the time to live. With a
+time to live of 15 s, this is 3 s."""
 DEADLINE_CHECK_INTERVAL_MAX = 1.0
 DEADLINE_CHECK_INTERVAL_MIN = 0.001
 DEADLINE_CHECK_INTERVAL_SHARE_OF_TTL = 1 / 15
 """The time between two checks of the local deadline, as a fraction of the time to live."""
 ACQUIRE_JITTER_MAX = 0.05
-"""The longest random delay of an attempt to acquire a lease that was released or has expired, in
-seconds."""
+"""The longest random delay before an attempt to acquire a lease that was released or has expired,
+in seconds."""
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
@@ -51,13 +51,13 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def ttl_timedelta(self) -> timedelta:
-        """`ttl` as a timedelta, for a statement."""
+        """`ttl` as a timedelta, the type that SQL statements need."""
         return timedelta(seconds=self.ttl)
 
     @property
     def validity_seconds(self) -> float:
-        """Seconds from the start of a successful attempt to acquire or renew the lease to the local
-        deadline."""
+        """The time from the start of a successful acquisition or renewal of the lease until its
+        local deadline, in seconds."""
         return self.ttl * (1 - DEADLINE_MARGIN_SHARE_OF_TTL)
 
     @property
@@ -67,17 +67,18 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def deadline_check_interval(self) -> float:
-        """Seconds between two checks of the local deadline. No single sleep is longer, because a
-        sleep does not count the time during which the machine is suspended."""
+        """Seconds between two checks of the local deadline. No single sleep is longer: a sleep does
+        not count the time during which the machine is suspended, so a long sleep could end after
+        the deadline."""
         return max(
             min(DEADLINE_CHECK_INTERVAL_MAX, self.ttl * DEADLINE_CHECK_INTERVAL_SHARE_OF_TTL),
             DEADLINE_CHECK_INTERVAL_MIN,
         )
 
     def seconds_until_next_attempt(self, seconds_until_expiry: float | None) -> float:
-        """Return the seconds from an attempt that did not acquire the lease to the next attempt.
-        `seconds_until_expiry` is the time until the holder's lease expires. None: it is not
-        known."""
+        """Return the delay from a failed attempt to acquire the lease until the next attempt, in
+        seconds. `seconds_until_expiry` is the time until the lease of the current holder expires.
+        None: this time is not known."""
         usual = self.attempt_interval * (1 + random.uniform(0, ELECT_JITTER_FRACTION))  # noqa: S311 (no secret)
         if seconds_until_expiry is None:
             return usual

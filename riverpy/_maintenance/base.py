@@ -57,8 +57,8 @@ class MaintenanceService(ABC):
         self._backoff = Backoff(SERVICE_RETRY_DELAY_MIN, SERVICE_RETRY_DELAY_MAX)
         self._failure_log = RepeatedFailureLog(self.log)
         self.skipped_row_reporters: list[Callable[[], list[SkippedRowReport]]] = []
-        """Functions that return the rows that the service skips for a while, because their
-        statements fail."""
+        """Functions that report the rows that this service skips for a while, because the
+        statements for these rows fail."""
         self.run_once_succeeded = TestSignal(f"{type(self).__name__}.run_once_succeeded")
         """A signal for tests, emitted after each successful run."""
 
@@ -72,7 +72,7 @@ class MaintenanceService(ABC):
 
         Raises:
             FencedOutError: the term has ended.
-            Exception: one of DATABASE_ERRORS. `run` retries the run after a short delay.
+            Exception: one of DATABASE_ERRORS. `run` calls this method again after a short delay.
         """
 
     def wake(self) -> None:
@@ -80,8 +80,8 @@ class MaintenanceService(ABC):
         self._wake_event.set()
 
     def acquire_read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
-        """Return a context manager that provides a connection for reads. Errors and log lines name
-        `purpose`."""
+        """Return a context manager that provides a connection for reads. Errors and log lines
+        contain `purpose`."""
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
     async def publish_ended_jobs(self, state_by_id: Mapping[int, str]) -> None:

@@ -3,8 +3,9 @@ is for example the id of a job to delete. Each batch is one transaction, with as
 time limit allows. The transaction fails if the leader's term (the client's time as leader) has
 ended.
 
-A row that the database refuses, or that takes longer than the time limit, is skipped: it is retried
-later, alone, and does not delay other rows.
+If the database refuses a row, or the row takes longer than the time limit, the runner skips the
+row. Later, the runner sends the row again in a batch of its own, so that it does not delay other
+rows.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ Row = TypeVar("Row")
 
 
 class MaintenanceBatchRunner(Generic[Row]):
-    """Sends rows in batches with one kind of statement, for one service in one term."""
+    """Sends the rows of one maintenance service in batches, during one term. The function
+    `send_rows` of the service executes the statement for each batch."""
 
     def __init__(
         self,
@@ -70,11 +72,13 @@ class MaintenanceBatchRunner(Generic[Row]):
         Args:
             service: the maintenance service that owns the runner.
             purpose: the purpose of the statement, for logs and error texts.
-            send_rows: handles a batch of rows in a transaction of `open_transaction`. An error
-                means that no row was handled.
-            row_key: returns the key of a row.
-            row_name: returns the name of a row for the log. None: the key of the row.
-            connection: runs the transactions. None: the connection for short statements.
+            send_rows: a function that handles one batch of rows. If it changes rows, it does so in
+                a transaction of `open_transaction`. If it raises an error, no row was handled.
+            row_key: a function that returns the key of a row.
+            row_name: a function that returns the name of a row for the log. None: the key is the
+                name.
+            connection: the connection for the transactions. None: the connection for short
+                statements.
             rows_max: the largest number of rows in one statement. None: `BATCH_ROWS_MAX`.
         """
         self._context, self._log = service.context, service.log
@@ -131,9 +135,9 @@ class MaintenanceBatchRunner(Generic[Row]):
 
         Raises:
             FencedOutError: the term has ended.
-            Exception: one of DATABASE_ERRORS that no row has caused.
+            Exception: one of DATABASE_ERRORS, if no row has caused the error.
         """
-        # An earlier run that failed may have left unsent rows. This run reads these rows again.
+        # Discard unsent rows of an earlier run that failed. This run reads these rows again.
         self._batch_sender.discard_unsent_rows()
         for row in rows:
             self._batch_sender.add_row(row)

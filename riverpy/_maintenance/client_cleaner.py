@@ -22,7 +22,7 @@ RUN_INTERVAL = 600.0
 DEAD_CLIENT_RETENTION = 600.0
 """Seconds for which the row of a dead client is kept."""
 EXTRA_DELETION_DELAY = 1.0
-"""Seconds between the time at which a row may be deleted and the run that deletes it."""
+"""Seconds from the end of a row's retention to the run that deletes the row."""
 
 
 class ClientCleaner(MaintenanceService):
@@ -32,8 +32,8 @@ class ClientCleaner(MaintenanceService):
     name = "client cleaner"
 
     def __init__(self, context: TermContext, contact_duration: Callable[[], float]) -> None:
-        """Create the client cleaner. `contact_duration` returns how long this process has had
-        contact with the server without a break."""
+        """Create the client cleaner. `contact_duration` is a function that returns for how many
+        seconds this process has had contact with the server without a break."""
         super().__init__(context)
         self._heartbeat_observer = HeartbeatObserver(context.timer, contact_duration)
         self.batch_runner: MaintenanceBatchRunner[tuple[str, bytes]] = MaintenanceBatchRunner(
@@ -54,8 +54,9 @@ class ClientCleaner(MaintenanceService):
         return self.batch_runner.seconds_until_next_run(interval)
 
     async def _delete_dead_clients(self, last_heartbeats: list[tuple[str, bytes]]) -> None:
-        """Delete the rows of these clients. `last_heartbeats` has their ids and last heartbeats. A
-        client that has written another heartbeat, or that has a running job, is kept."""
+        """Delete the rows of dead clients. `last_heartbeats` has the id and the last heartbeat of
+        each. A client that has written another heartbeat since then, or that has a running job, is
+        kept."""
         async with self.batch_runner.open_transaction() as connection:
             deleted = await client_delete_dead_without_jobs(
                 connection, self.schema, dict(last_heartbeats)

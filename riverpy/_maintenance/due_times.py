@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DUE_TIME_MISSED_AFTER = timedelta(seconds=30)
 """If the leader handles a due time with a longer delay than this, the due time counts as missed. A
-change of leader takes less time."""
+change of leader alone takes less time."""
 MISSED_JOBS_MAX = 1000
 """The maximum number of jobs that are inserted for the missed times of one periodic job."""
 TIMES_COMPUTED_ONE_BY_ONE_MAX = 10_000
@@ -34,8 +34,8 @@ class DueTimes(NamedTuple):
     next_time: datetime | None
     """The first time that is not due yet. None: the schedule has ended."""
     has_dropped_times: bool
-    """Whether no job is inserted for the oldest due times although `missed` is `all`, because there
-    are more than `MISSED_JOBS_MAX` due times."""
+    """Whether `missed` is `all` and there are more than `MISSED_JOBS_MAX` due times. Then no job is
+    inserted for the oldest ones."""
 
 
 def find_due_times(
@@ -65,15 +65,14 @@ def find_due_times(
 def _choose_first_time_to_compute(
     schedule: PeriodicSchedule, first_due_at: datetime, now: datetime, times_to_keep: int
 ) -> datetime | None:
-    """Return the due time with which `find_due_times` starts to compute the due times. This time
-    and the later due times include the newest `times_to_keep` due times, and only few older ones.
-    After a long gap there are too many due times to compute all of them.
+    """Return the due time at which `find_due_times` starts. From there to `now`, the schedule has
+    at least the newest `times_to_keep` due times (or all, if it has fewer), and only few more. So
+    after a long gap, not all due times are computed.
 
     For an interval schedule, the returned time is calculated. For a cron schedule, the function
-    searches backwards from `now`. The search finds the right times only if each due time does not
-    depend on earlier due times. In a user's own schedule they may depend on each other. So if such
-    a schedule has at most `TIMES_COMPUTED_ONE_BY_ONE_MAX` due times, `first_due_at` is returned
-    without a search.
+    searches backwards from `now`. This search is correct only if no due time depends on earlier due
+    times. In a user's own schedule, due times may depend on each other. So if such a schedule has
+    at most `TIMES_COMPUTED_ONE_BY_ONE_MAX` due times, `first_due_at` is returned without a search.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - first_due_at) // schedule.interval

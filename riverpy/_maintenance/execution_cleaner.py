@@ -23,9 +23,9 @@ RUN_INTERVAL = 3600.0
 
 
 class RunOnceKeyCleaner(MaintenanceService):
-    """Deletes the expired keys of `Client.run_once` and its variants in the whole schema. After a
-    key is deleted, a call with this key runs its code again. Two leaders may delete keys at the
-    same time."""
+    """Deletes the expired keys of `Client.run_once`, `run_at_most_once` and `run_at_least_once` in
+    the whole schema. After a key is deleted, a call with this key runs its code again. Two leaders
+    may delete keys at the same time."""
 
     name = "execution cleaner"
 

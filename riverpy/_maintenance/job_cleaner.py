@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 RUN_INTERVAL = 30.0
 """Seconds between two runs."""
 READ_POSITION_RESET_INTERVAL = 3600.0
-"""Seconds after which the cleaner reads the jobs of each `RetentionRule` from the beginning again.
-An earlier run may have left out jobs that were locked, or that another rule keeps longer."""
+"""Seconds after which the cleaner reads the jobs of a `RetentionRule` from the beginning again, if
+the last read reached the last job. An earlier run may have left out jobs that were locked, or that
+another rule keeps longer."""
 _FINISHED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 
 
@@ -100,8 +101,8 @@ class JobToDelete(NamedTuple):
 
 
 class JobCleaner(MaintenanceService):
-    """Deletes finished jobs in batches. A job that cannot be deleted, for example because a foreign
-    key refers to it, is skipped: it is retried later, alone."""
+    """Deletes finished jobs in batches. If a job cannot be deleted, for example because a foreign
+    key refers to it, the cleaner skips the job and retries it later in a statement of its own."""
 
     name = "job cleaner"
 
@@ -118,11 +119,12 @@ class JobCleaner(MaintenanceService):
         """For each rule, the position up to which its jobs were read. A new rule starts at the
         beginning, because it may match jobs that other rules left out."""
         self._unfinished_rules: set[RetentionRule] = set()
-        """The rules whose jobs were not yet read to the end."""
+        """The rules that may have unread jobs, because their last read did not reach the last
+        job."""
         self._positions_reset_at = context.timer.seconds_since_boot()
-        """The time at which all positions were last set to the beginning."""
+        """The time (by `Timer.seconds_since_boot`) of the last hourly reset of the positions."""
         self._deleted_job_count = 0
-        """The number of jobs that were deleted for the current rule."""
+        """The number of jobs that this run has deleted for the current rule."""
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete all jobs whose retention has ended."""
@@ -137,7 +139,8 @@ class JobCleaner(MaintenanceService):
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     def _reset_read_positions_hourly(self, rules: Sequence[RetentionRule]) -> None:
-        """Keep the position of each rule. Once an hour, set all positions to the beginning."""
+        """Once an hour, set the positions to the beginning, except those of `_unfinished_rules`. In
+        each run, add the positions of new rules, and remove those of rules that no longer exist."""
         now = self.context.timer.seconds_since_boot()
         cursors = self._read_positions
         if now - self._positions_reset_at >= READ_POSITION_RESET_INTERVAL:
@@ -147,8 +150,8 @@ class JobCleaner(MaintenanceService):
         self._unfinished_rules.intersection_update(rules)
 
     async def _read_states_with_expired_jobs(self, rules: Sequence[RetentionRule]) -> set[str]:
-        """Return the states in which there may be jobs to delete. If there is no such state, the
-        run sends no further statement for the rules."""
+        """Return the states that may have jobs to delete. The run skips the rules of all other
+        states."""
         shortest: dict[str, timedelta] = {}
         for rule in rules:
             known = shortest.get(rule.state.value, rule.retention)
@@ -159,10 +162,10 @@ class JobCleaner(MaintenanceService):
             return await job_list_states_to_clean(connection, self.schema, shortest)
 
     async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:
-        """Read the jobs of a rule page by page, and delete them. If the rule has no `job_filter`
-        and the list of skipped jobs is not full, reading starts at the beginning, because nearly
-        all jobs before the stored position are deleted. In all other cases, reading continues at
-        the position that is stored for the rule."""
+        """Read the jobs of a rule page by page, and delete them. Reading continues at the stored
+        position of the rule. But if the rule has no `job_filter` and the list of skipped jobs is
+        not full, reading starts at the beginning, because nearly all jobs before the position have
+        been deleted."""
         if rule.job_filter is None and not self.batch_runner.skipped_rows.is_full:
             self._read_positions[rule] = None
         self._unfinished_rules.add(rule)
@@ -203,7 +206,7 @@ class JobCleaner(MaintenanceService):
             )
 
     async def _delete_finished_jobs(self, jobs: list[JobToDelete]) -> None:
-        """Delete these jobs. The same rule selects all of them."""
+        """Delete these jobs, which all belong to the same rule."""
         rule = jobs[0].retention_rule
         async with self.batch_runner.open_transaction() as connection:
             deleted = await job_delete_ended(

@@ -26,9 +26,9 @@ table may have a row for each period and queue of the schema."""
 
 
 class JobCountCleaner(MaintenanceService):
-    """Limits the number of rows with job counts, in the whole schema. Two leaders may do this at
-    the same time, because the same statement deletes the counts of a minute and adds them to the
-    hour."""
+    """Limits the number of rows with job counts in the whole schema. Two leaders may do this at the
+    same time: nothing is counted twice, because the same statement deletes the counts of a minute
+    and adds them to the hour."""
 
     name = "job count cleaner"
 
@@ -45,8 +45,9 @@ class JobCountCleaner(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Clean the job counts of all periods (minutes and hours) that need it, if the table of
-        counts exists: add the counts of an old minute to its hour, delete the counts of an old
-        hour, and sum up the counts of the less busy queues of a period with too many queues."""
+        counts exists. There are three actions: add the counts of an old minute to its hour; delete
+        the counts of an old hour; if a period has too many queues, combine the counts of its less
+        busy queues in one row."""
         async with self.acquire_read_connection("looking for the table of counts") as connection:
             has_table = await job_count_table_exists(connection, self.schema)
         if has_table:
@@ -56,16 +57,15 @@ class JobCountCleaner(MaintenanceService):
     async def read_periods_to_clean(
         self, after: PeriodCleanup | None, limit: int
     ) -> list[PeriodCleanup]:
-        """Return at most `limit` periods whose counts must be changed, in order, after the period
-        `after`."""
+        """Return at most `limit` periods (minutes or hours) whose counts must be changed, in order.
+        The list starts after the period `after`. None: it starts with the first period."""
         async with self.acquire_read_connection("reading periods of counts") as connection:
             return await job_count_list_period_cleanups(
                 connection, self.schema, after=after, limit=limit
             )
 
     async def sum_up_or_delete_counts(self, periods: list[PeriodCleanup]) -> None:
-        """Execute the action of each period (`PeriodCleanup.action`): add its counts to an hour,
-        delete them, or sum up those of the less busy queues. Nothing changes if another leader has
-        already done this."""
+        """Add up or delete the counts of these periods, as the `action` of each `PeriodCleanup`
+        says. Nothing changes if another leader has already done this."""
         async with self.batch_runner.open_transaction() as connection:
             await job_count_clean_periods(connection, self.schema, changes=periods)

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 RUN_INTERVAL_MIN = 600.0
 """The shortest time between two runs, in seconds."""
 RUN_INTERVAL_PER_READ_SECOND = 50.0
-"""A factor: the time between two runs is at least the duration of the longest read times this
-factor. So a read takes at most two per cent of the time."""
+"""The time between two runs is at least this number of seconds for each second that the longest
+read took. So a read takes at most two per cent of the time."""
 PAGE_ROWS_MAX = 50_000
 """The largest number of jobs that one read returns."""
 
 
 class JobExpirer(MaintenanceService):
-    """Cancels waiting jobs that have expired, in batches. A job whose change the database refuses
-    is skipped: it is retried later, alone. Workers also cancel an expired job when they claim
-    it."""
+    """Cancels waiting jobs that have expired, in batches. If the database refuses to change a job,
+    the expirer skips the job and retries it later in a statement of its own. Workers also cancel an
+    expired job when they claim it."""
 
     name = "job expirer"
 
@@ -62,7 +62,7 @@ class JobExpirer(MaintenanceService):
 
     async def _cancel_expired_jobs_in_queues(self, queue_filter: QueueFilter | None) -> bool:
         """Cancel the expired jobs of these queues. Return False if the run should end, because too
-        many statements have failed."""
+        many consecutive statements have failed."""
         while True:
             ids = await self._read_expired_job_ids(queue_filter)
             if not await self.batch_runner.send_in_batches(ids):

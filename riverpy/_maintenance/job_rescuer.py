@@ -151,8 +151,8 @@ class JobRescuer(MaintenanceService):
         self._stuck_attempts: list[RescuableAttempt] = []
         """The attempts of stuck jobs that this run has read and will end."""
         self._job_count_by_unknown_kind: Counter[str] = Counter()
-        """The kinds of stuck jobs for which this client has no worker, with the number of jobs that
-        this run has read."""
+        """The number of stuck jobs that this run has read, for each kind without a worker in this
+        client."""
         self._logged_unknown_kinds: set[str] = set()
         """The kinds without a worker for which a warning was logged."""
         self._limited_log = self.log.with_rate_limit()
@@ -250,9 +250,9 @@ class JobRescuer(MaintenanceService):
             )
 
     async def _collect_stuck_attempts(self, job_ids: list[int]) -> None:
-        """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
-        `stuck_job_read_runner` calls this again with fewer ids, so that a damaged job does not
-        prevent the read of the other jobs."""
+        """Read all columns of stuck jobs, and add the attempts to end to `_stuck_attempts`. After
+        an error, `stuck_job_read_runner` calls this method again with fewer ids, so that a damaged
+        job does not prevent the read of the other jobs."""
         async with self.acquire_read_connection(_READ_PURPOSE) as connection:
             rows = await job_get_stuck(
                 connection, self.schema, ids=job_ids, running_longer_than=self._config.rescue_age

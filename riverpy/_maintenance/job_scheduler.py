@@ -22,13 +22,13 @@ SCHEDULE_AHEAD_TIME = timedelta(seconds=RUN_INTERVAL)
 """A run also makes jobs available that become due within this time, i.e. before the next run.
 Workers do not claim a job before it is due."""
 LOCK_TIMEOUT = timedelta(milliseconds=50)
-"""The longest time for which a statement waits for a lock. Another transaction may be inserting a
-job with the unique key of a due job."""
+"""The longest time for which a statement waits for a lock. Such a lock exists, for example, while
+another transaction inserts a job with the unique key of a due job."""
 
 
 class JobScheduler(MaintenanceService):
-    """Makes due jobs available, in batches. A job whose change the database refuses is skipped: it
-    is retried later, alone."""
+    """Makes due jobs available, in batches. If the database refuses to change a job, the scheduler
+    skips the job and retries it later in a statement of its own."""
 
     name = "job scheduler"
 
@@ -56,8 +56,8 @@ class JobScheduler(MaintenanceService):
     async def _read_due_job_ids(
         self, queue_filter: QueueFilter | None, _after: int | None, limit: int
     ) -> list[int]:
-        """Return the ids of the first due jobs. The jobs of earlier pages are not read again,
-        because they are available now or are skipped."""
+        """Return the ids of the next due jobs. `_after` is not needed: the jobs of earlier pages
+        are not read again, because they are no longer due or are skipped."""
         self.context.fence.expect_held()
         skipped_ids = [entry.row for entry in self.batch_runner.skipped_rows.rows]
         async with self.acquire_read_connection("finding due jobs") as connection:

@@ -78,7 +78,7 @@ PERIODIC_TABLE_READ_INTERVAL = 5.0
 LOCKED_ROW_RETRY_DELAY = 1.0
 """Seconds until the retry of a row that another transaction has locked or changed."""
 MISSING_TABLE_CHECK_INTERVAL = 60.0
-"""While the table of periodic jobs is missing, seconds between two checks whether it exists."""
+"""Seconds between two checks whether the table of periodic jobs exists, while it is missing."""
 START_HOOKS_TIMEOUT = 30.0
 """The timeout of all hooks `periodic_jobs_start` together, in seconds."""
 PLANS_PER_TRANSACTION_MAX = 100
@@ -86,8 +86,8 @@ PLANS_PER_TRANSACTION_MAX = 100
 INSERTS_PER_TRANSACTION_MAX = 1000
 """When a transaction has this number of jobs, no other periodic job is added to it."""
 PLANNING_TIME_MAX = 0.05
-"""After this number of seconds of planning, the planned jobs are inserted. Then planning
-continues."""
+"""When planning has taken this number of seconds, the jobs that are planned so far are inserted.
+Then planning continues."""
 MARK_USED_INTERVAL = 3600.0
 """Seconds between two updates that mark the rows of this client's periodic jobs as used."""
 UNUSED_ROW_RETENTION = timedelta(days=30)
@@ -102,12 +102,13 @@ UNIQUE_KEY_CONFLICT_ADVICE = (
 
 
 class PlannedJob(NamedTuple):
-    """A job to insert, its slot, and the row of its periodic job."""
+    """A job to insert for a periodic job, and the time at which it is due."""
 
     row_id: str
     """The id of the periodic job's row."""
     due_at: datetime
-    """The slot of the job, or the time at which an operator requested the job."""
+    """The time in the schedule at which the job is due. If the run was requested: the time of the
+    request."""
     prepared_job: PreparedJob
 
 
@@ -150,10 +151,11 @@ class PeriodicEnqueuer(MaintenanceService):
         )
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_skip_warning: set[str] = set()
-        """The ids of the rows of periodic jobs for which `periodic slot skipped` was logged as a
-        warning. Each row gets only one such warning in a term."""
+        """The row ids of the periodic jobs for which `periodic slot skipped` was logged as a
+        warning in this term. Each row gets only one such warning."""
         self._moved_row_count = 0
-        """The number of rows that this run has moved to another slot."""
+        """The number of rows that this run has changed. If there are any, the next run starts at
+        once."""
         self._error_detector = RepeatedErrorDetector()
         self._plan_sender: BatchSender[PeriodicJobPlan] = BatchSender(
             BatchStatement(
@@ -220,8 +222,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return 0.0 if self._moved_row_count else self._seconds_until_next_run(rows)
 
     async def _insert_due_jobs(self, rows: Sequence[PeriodicRow]) -> None:
-        """Plan and insert jobs in parts. The parts are small, so that they do not block the event
-        loop or keep a transaction open for long. Periodic jobs that failed before come last."""
+        """Plan and insert the due jobs in small parts, so that planning does not block the event
+        loop and no transaction stays open for long. Periodic jobs that failed before come last."""
         count, began = 0, self.context.timer.seconds_since_boot()
         for row in sorted(rows, key=lambda row: row.id in self._postponed_rows):
             if (plan := self._make_plan(row)) is not None:
@@ -370,8 +372,8 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- planning the jobs of due slots
 
     def _make_plan(self, row: PeriodicRow) -> PeriodicJobPlan | None:
-        """Return the plan for a periodic job, or None if no slot is due. This calls the user's
-        code."""
+        """Return the plan for a periodic job, and call the user's code for it. None: no slot is due
+        and no run was requested, or the periodic job has failed and waits for a retry."""
         job, slot = self._registered_jobs[row.id], row.next_run_at
         if self._postponed_rows.seconds_until_retry(row.id):
             return None
@@ -393,8 +395,8 @@ class PeriodicEnqueuer(MaintenanceService):
     def _plan_requested_run(
         self, job: PeriodicJob, row: PeriodicRow, time: datetime
     ) -> PeriodicJobPlan:
-        """Plan a run that an operator or `run_on_start` requested. The next call of `run_once`
-        plans the slots that are due."""
+        """Plan a run that an operator or `run_on_start` requested. The slots that are due are
+        planned in the next call of `run_once`."""
         run = row.find_reason_of_requested_run(time)
         jobs = self._make_planned_jobs(job, row, time, run)
         return PeriodicJobPlan(_make_next_run_update(row, row.next_run_at), jobs)
@@ -426,8 +428,8 @@ class PeriodicEnqueuer(MaintenanceService):
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicInsertReason | None
     ) -> list[PlannedJob]:
         """Return a list with one job, for a slot or a requested run. The list is empty if the
-        user's function `constructor` (see `PeriodicJob`) returns None. `run` is the reason for the
-        job, and is stored in its metadata. None: the reason is not known."""
+        user's function `constructor` (see `PeriodicJob`) returns None. `run` says why the job is
+        inserted. It is stored in the job's metadata. None: the reason is not known."""
         constructed = job.construct()
         if constructed is None:
             return []
@@ -440,8 +442,9 @@ class PeriodicEnqueuer(MaintenanceService):
         return [PlannedJob(row.id, due_at, prepared)]
 
     def _postpone_row(self, row_id: str, error: Exception) -> None:
-        """Set the time of the retry for a periodic job that failed, and log the failure. The first
-        failure is logged at level error. An error of the database is logged without a traceback."""
+        """Postpone the retry of a periodic job that failed, and log the failure. The first failure
+        is logged at level error, later ones at level debug. An error of the database is logged
+        without a traceback."""
         is_first = row_id not in self._postponed_rows
         self._postponed_rows.add_failure(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug
@@ -456,7 +459,8 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the transactions that insert jobs
 
     def _is_caused_by_row(self, error: Exception) -> bool:
-        """Return whether a row may be the cause. Record the error if it is no InsertError."""
+        """Return whether a row may have caused the error. This is always so for an InsertError. Any
+        other error is recorded and checked by the `RepeatedErrorDetector`."""
         return isinstance(
             error, InsertError
         ) or self._error_detector.record_and_check_if_caused_by_row(error)
@@ -477,7 +481,7 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _update_rows_and_insert_jobs(self, plans: Sequence[PeriodicJobPlan]) -> set[str]:
         """Execute plans in one transaction: store the next slot in the row of each periodic job,
         and insert the jobs of the due slots. Return the ids of the rows that were changed. If
-        another session has changed a row, its plan is left out."""
+        another session has changed or locked a row, the plan for this row is left out."""
         changes = [plan.row_change for plan in plans]
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
@@ -500,9 +504,9 @@ class PeriodicEnqueuer(MaintenanceService):
 
     def _log_skipped_due_time(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
         """Log that no job was inserted for a slot, because the job `existing` has the same unique
-        key. The level is debug. But if `existing` has finished and belongs to an earlier slot, the
-        first entry for the row is a warning: no job is inserted until `existing` is deleted from
-        the table."""
+        key. The level is debug. But if `existing` has finished and belongs to an earlier slot, no
+        job is inserted until `existing` is deleted from the table. Then the first entry for the row
+        is a warning."""
         job = self._registered_jobs[row_id]
         has_ended = existing.finalized_at is not None
         is_lost = has_ended and _has_due_time_between(job, existing.scheduled_at, due_at)

@@ -1,5 +1,5 @@
-"""Reindexer: rebuilds River's indexes concurrently. It also drops leftover indexes. These are
-unfinished indexes, which remain in the database after a rebuild was interrupted."""
+"""Reindexer: rebuilds River's indexes concurrently, and drops leftover indexes. A leftover index is
+an unfinished index that remains in the database after a rebuild was interrupted."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ before it stops. It tries this for at most this number of seconds."""
 LEFTOVER_DROP_RETRY_DELAY = 0.1
 """Seconds between two attempts to drop the leftover indexes of an interrupted rebuild."""
 REINDEX_LOCK_RETRY_DELAY = 5.0
-"""While another session holds the lock of reindexers: seconds until the next attempt to acquire the
-lock. After a process was killed, the server needs a moment to release its lock."""
+"""Seconds until the next attempt to acquire the reindex lock of the schema, if another session
+holds it. Only the session that holds the lock rebuilds indexes. After a process was killed, the
+server needs a moment to release the lock of its session."""
 CLOCK_READ_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock, in seconds."""
 REBUILD_POSTPONEMENT_DAYS = (1, 2, 4)
@@ -105,7 +106,8 @@ class RebuildPostponement(NamedTuple):
 
     @classmethod
     def parse_comment(cls, comment: str) -> RebuildPostponement | None:
-        """Return the postponement that the comment of an index contains. None: it contains none."""
+        """Return the postponement in the comment of an index. None: the comment contains no valid
+        one."""
         found = _POSTPONEMENT_PATTERN.search(comment)
         if found is None:
             return None
@@ -148,8 +150,8 @@ class Reindexer(MaintenanceService):
         index_names: Sequence[str],
         connect: Callable[[], Awaitable[Connection]],
     ) -> None:
-        """Create the reindexer of the named indexes. `connect` must not connect to a pooler in
-        transaction mode."""
+        """Create a reindexer for the named indexes. `connect` opens a database session. It must not
+        connect to a pooler in transaction mode."""
         super().__init__(context)
         config = context.config
         self._index_names = tuple(dict.fromkeys(index_names))
@@ -173,7 +175,7 @@ class Reindexer(MaintenanceService):
             self._has_first_run_begun, self._run_due_at = True, now
             self._next_run_at = find_next_due_time(self._schedule, now)
         elif self._next_run_at is not None and now >= self._next_run_at:
-            # One run replaces all missed runs.
+            # If several runs were missed, one run replaces all of them.
             self._run_due_at = max(self._next_run_at, now - timedelta(seconds=CLOCK_READ_INTERVAL))
             self._pending_index_names = list(self._index_names)
             self._next_run_at = find_next_due_time(self._schedule, now)
@@ -187,7 +189,7 @@ class Reindexer(MaintenanceService):
 
     async def _rebuild_pending_indexes(self, scope: StopScope) -> bool:
         """Drop leftover indexes, and rebuild the pending indexes. Return False if another session
-        holds the lock of reindexers. After an error, the next call continues with the index after
+        holds the reindex lock. After an error, the next call continues with the index after
         the one that failed."""
         self._are_leftovers_dropped = False
         async with self._open_session() as connection:
@@ -219,8 +221,8 @@ class Reindexer(MaintenanceService):
                 await close_connection(connection)
 
     async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
-        """Try to acquire the lock of reindexers, so that no other reindexer works until this
-        session ends. Return whether the lock was acquired."""
+        """Try to acquire the reindex lock of the schema, so that no other reindexer works until
+        this session ends. Return whether the lock was acquired."""
         is_locked = await _execute_with_timeout(index_try_rebuild_lock(connection, self.schema))
         if is_locked:
             self._lock_failure_log.log_recovery()
@@ -269,10 +271,10 @@ class Reindexer(MaintenanceService):
     async def _drop_leftover_indexes(
         self, connection: Connection, name: str, *, must_be_leader: bool
     ) -> bool:
-        """Drop the leftover indexes of the index `name`. One of them is kept if it is valid, if
-        another session is building it, or if the client's role does not own it. Return whether all
-        drops succeeded. `must_be_leader`: raise FencedOutError if this process is not the leader
-        any more."""
+        """Drop the leftover indexes of the index `name`. Return False if a drop has failed. A
+        leftover index is kept if it is valid, if another session is building it, or if the client's
+        role does not own it. `must_be_leader`: raise FencedOutError if this process is not the
+        leader any more."""
         is_done = True
         for artifact in await _execute_with_timeout(
             index_list_leftovers(connection, self.schema, name)
@@ -296,11 +298,12 @@ class Reindexer(MaintenanceService):
 
     async def _drop_leftover_indexes_after_stop(self, connection: Connection, name: str) -> None:
         """Drop the leftover indexes of a rebuild that was interrupted because the reindexer was
-        stopped. This process may not be the leader any more, but its session still holds the lock
-        against other reindexers."""
+        stopped. This process may not be the leader any more, but its session still holds the
+        reindex lock, so no other reindexer works."""
         with anyio.move_on_after(LEFTOVER_DROP_TIMEOUT, shield=True):
             try:
-                # The server runs this statement after the cancelled rebuild has ended.
+                # The server executes this statement only after the cancelled rebuild has ended, so
+                # the statement also waits for that end.
                 await _set_server_timeouts(connection)
                 while True:
                     if await self._drop_leftover_indexes(connection, name, must_be_leader=False):
@@ -406,9 +409,9 @@ class Reindexer(MaintenanceService):
 
 
 def make_reindexers(context: TermContext) -> list[Reindexer]:
-    """Return a list with one reindexer, to run while this client is the leader of `default` or
-    holds the schema lease. The list is empty if there are no indexes to rebuild, or if all URLs
-    lead to a pooler in transaction mode."""
+    """Return a list with one reindexer, which runs while this client is the leader of the domain
+    `default` or holds the schema lease. The list is empty if there are no indexes to rebuild, or if
+    all URLs lead to a pooler in transaction mode."""
     names = context.config.reindexer_index_names
     if not names:
         return []
@@ -423,9 +426,12 @@ def make_reindexers(context: TermContext) -> list[Reindexer]:
 async def _execute_with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
-    """Execute a statement, and return its result. `limit` is the `statement_timeout` that the
-    session has. Raise TimeoutError `CLIENT_TIMEOUT_MARGIN` seconds after this limit. None: the
-    statement may take any time."""
+    """Execute a statement, and return its result. `limit` is the current `statement_timeout` of the
+    session. None: the statement may take any time.
+
+    Raises:
+        TimeoutError: the statement took `CLIENT_TIMEOUT_MARGIN` seconds longer than `limit`.
+    """
     with anyio.fail_after(None if limit is None else limit.total_seconds() + CLIENT_TIMEOUT_MARGIN):
         return await statement
 
@@ -435,9 +441,9 @@ async def _set_server_timeouts(
     statement: timedelta | None = STATEMENT_TIMEOUT,
     lock: timedelta | None = LOCK_TIMEOUT,
 ) -> None:
-    """Set the server's timeouts for the next statements of the session: `statement` is for
-    `statement_timeout`, and `lock` for `lock_timeout`. None: no timeout. Also set
-    `idle_session_timeout` to `IDLE_SESSION_TIMEOUT`, and turn off `transaction_timeout`."""
+    """Set the timeouts of the session on the server: `statement_timeout` to `statement`, and
+    `lock_timeout` to `lock`. None: no timeout. Also set `idle_session_timeout` to
+    `IDLE_SESSION_TIMEOUT`, and turn off `transaction_timeout`."""
     await _execute_with_timeout(
         index_set_timeouts(
             connection,
