@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _is_importing_main_module = False
-"""Whether this process is a child process of a worker and is importing its main module now."""
+"""Whether this process is a worker's child process that is importing the worker's main module
+now."""
 _is_main_module_import_disabled = False
 
 

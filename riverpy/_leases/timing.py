@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 DEADLINE_MARGIN_SHARE_OF_TTL = 1 / 15
-"""The local deadline of a lease is earlier than its expiry by this fraction of the time to live.
-With a time to live of 15 s, this is 1 s, as in River."""
+"""The safety margin by which the local deadline of a lease is earlier than its expiry, as a
+fraction of the time to live. With a time to live of 15 s, this is 1 s, as in River."""
 GRACE_PERIOD_SHARE_OF_TTL = 1 / 5
 """The grace period in which work under a lease must stop, as a fraction of the time to live. With a
 time to live of 15 s, this is 3 s."""
