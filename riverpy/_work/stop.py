@@ -28,8 +28,8 @@ RESULT_STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""
 RESULT_STORING_TIME_MIN = 1.0
 """The minimum number of seconds for storing the last results, even if the deadline of the stop has
-already passed. If `RESULT_STORING_TIME_SHARE` of the hard stop timeout is less than this number,
-that time is the minimum instead."""
+already passed. If the share `RESULT_STORING_TIME_SHARE` of the hard stop timeout is shorter, the
+minimum is that share."""
 
 
 class StopTimeouts:
@@ -97,9 +97,8 @@ class StopTimeouts:
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """The attempts, maintenance and singletons that had not ended when a run stopped, the results
-    that were not stored, and whether a claim is in doubt. After a clean stop, all fields have their
-    default values."""
+    """What was still running, not stored or in doubt when a run stopped. After a clean stop, all
+    fields have their default values."""
 
     abandoned: tuple[ClaimKey, ...] = ()
     """The claim keys of the attempts whose code did not end in time. Their jobs stay `running` in

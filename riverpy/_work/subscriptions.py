@@ -159,8 +159,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
     def publish_jobs_ended_by_leader(
         self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]
     ) -> None:
-        """Send an event about each of these jobs to the clients that follow this client. This
-        client has ended the jobs as the leader. `state_by_id` has the new state of each job."""
+        """Send an event about each job that this client, as the leader, has ended. The clients that
+        follow this client receive the event. `state_by_id` has the new state of each job."""
         if self.fleet_outbox is None:
             return
         for job in jobs:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.skipped_rows import SkippedRow
 
 SKIPPED_JOBS_MAX = 1000
-"""The maximum number of skipped jobs. If more jobs fail, the cause is probably not in the jobs.
-Then no further jobs are skipped, and failed claims are repeated after a delay."""
+"""The maximum number of jobs of one queue that claims skip because they cannot be claimed. If more
+jobs fail, the cause is probably not in the jobs. Then no further jobs are skipped, and failed
+claims are repeated after a delay."""
 
 
 class UnclaimableJobs:
@@ -37,9 +38,9 @@ class UnclaimableJobs:
         timeout of a claim in seconds."""
         self._claim_batch_size = AdaptiveBatchSize(jobs_per_claim_limit, claim_timeout)
         self._suspect_job_count = 0
-        """How many of the next jobs of this queue are suspect: one of them may have made a claim
-        from several queues fail. The cause may also be a job of another queue. 0: no job is
-        suspect."""
+        """The number of next jobs of this queue that may include a failing job. It is set when a
+        job has probably made a claim from several queues fail. This may also be a job of another
+        queue. 0: no failing job is suspected."""
         self._skipped_jobs = SkippedRows[int](SKIPPED_JOBS_MAX)
         self._error_detector = RepeatedErrorDetector()
         self._logged_job_ids: set[int] = set()
@@ -57,9 +58,9 @@ class UnclaimableJobs:
 
     @property
     def may_include_failing_job(self) -> bool:
-        """Whether the next claim from this queue must not include other queues, because an earlier
-        claim has failed. This is so while jobs are skipped, while the next jobs are suspect, and
-        while claims have less than the maximum size."""
+        """Whether the next claim may include a job that makes it fail. Then the claim must not
+        include other queues. True after a failed claim: while jobs are skipped, while the next jobs
+        may include the failing job, or while claims are smaller than the maximum."""
         return bool(
             self._skipped_jobs
             or self._suspect_job_count

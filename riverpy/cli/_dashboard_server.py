@@ -107,6 +107,7 @@ class DashboardServer:
 
     def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Exit if the server has not started yet. While the server runs, uvicorn handles the
-        signals itself. When it has stopped, it raises them again, and they are ignored here."""
+        signals itself. After the server has stopped, uvicorn raises the signals again, and this
+        method ignores them."""
         if not self._is_serving:
             raise SystemExit(0)

@@ -204,8 +204,8 @@ async def _run_batches(client: Client, change: _BatchChange, count: int) -> None
 def _get_change_method(
     client: Client, change: _BatchChange
 ) -> Callable[[Callable[[JobChanges], object]], Awaitable[JobChanges]]:
-    """Return a function that changes the jobs in batches. Its argument is a callback, which it
-    calls with the progress after each batch."""
+    """Return a function that changes the jobs in batches. The argument of this function is a
+    callback, which is called with the progress after each batch."""
     if change.verb == "retry":
         return lambda note: client.job_retry_many(
             limit=change.limit, on_progress=note, **change.filters

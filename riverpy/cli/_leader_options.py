@@ -38,8 +38,8 @@ sources are an option, an environment variable and the settings file."""
 
 
 class _LeaderOption(click.Option):
-    """An option in the group "Leading" of the help. If its value is wrong, the option does not end
-    the command, but adds the error to a list, so that one message reports all wrong values."""
+    """An option in the group "Leading" of the help. A wrong value does not end the command at once.
+    Its error is added to a list, so that one message reports all wrong values."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:

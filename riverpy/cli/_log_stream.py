@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOG_BUFFER_BYTES_MAX = 4 * 2**20
-"""The maximum size of the buffered lines, in bytes."""
+"""The maximum size of the lines that one stream buffers, in bytes."""
 LOG_FLUSH_TIMEOUT = 0.5
 """The maximum number of seconds for which the process waits at its end until the buffered lines of
 a stream are written. Lines that are not written by then are lost."""
@@ -40,8 +40,8 @@ _READER_ENDED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
 
 
 class LogStream:
-    """A stream for log lines. Any thread may call its methods. Even a finalizer may call them while
-    it interrupts a write.
+    """A stream for log lines. Any thread may call its methods. A finalizer may call them too, even
+    while it interrupts a write.
 
     Args:
         stream: the text stream to write to. If it has no file descriptor, writes may block.
@@ -60,8 +60,8 @@ class LogStream:
         # Do not close the descriptors at exit, because the last lines must still be written.
         weakref.finalize(self, own_descriptors.close).atexit = False
         self.on_reader_ended: Callable[[], None] | None = None
-        """Is called once when the reader of the pipe, socket or terminal has ended. Any thread may
-        call it."""
+        """The function that is called once when the reader of the pipe, socket or terminal has
+        ended. The call may come from any thread."""
         self._has_reader_ended = False
         self.reset_after_fork()
         _log_streams.add(self)

@@ -110,7 +110,7 @@ class _StructlogConfigurer:
 
 def configure_default_logging() -> None:
     """Write the logs of riverpy and of structlog to stderr, at level info and above."""
-    # Read sys.stderr at each line, because other code may replace it.
+    # Use the current sys.stderr for each line, because other code may replace it.
     _install_line_writer(
         LogEntryFormatter(is_json=False, has_colors=should_use_color(sys.stderr)),
         logging.INFO,

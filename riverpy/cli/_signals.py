@@ -59,8 +59,8 @@ OUTPUT_FLUSH_TIMEOUT = 0.3
 written. Output that is not written by then is lost."""
 _STDERR_FD = 2
 _WAKE_THREAD_BYTE = 0
-"""The byte that wakes the signal thread, so that it reads the current deadline of the process. No
-signal has this number."""
+"""The byte that wakes the signal thread without a stop request, for example after a change of the
+deadline. No signal has this number."""
 _STOP_REQUEST_BYTE = 255
 """The byte that requests a stop. No signal has this number."""
 _UNCOUNTED_STOP_REQUEST_BYTE = 254
@@ -167,8 +167,9 @@ class StopSignalHandler:
         # next() is atomic, so a signal handler cannot interrupt it.
         self._stop_request_counter = itertools.count(1)
         self._stop_step_counter = itertools.count(1)
-        """Counts the handled signals, and a call of `request_soft_stop` that starts the soft stop.
-        The first one starts the soft stop, the second one the hard stop."""
+        """Counts the steps of a stop: step 1 is the soft stop, step 2 the hard stop. Each handled
+        stop signal is a step. A call of `request_soft_stop` is a step only if it starts the soft
+        stop."""
         self._handler_calls = itertools.count(1)
         self._exit_deadline = math.inf
         self._exit_code: int | None = None
@@ -259,12 +260,14 @@ class StopSignalHandler:
         self._send_byte_to_thread(_WAKE_THREAD_BYTE)
 
     def _send_byte_to_thread(self, byte_value: int) -> None:
-        """Send a byte to the signal thread, which wakes and handles it."""
+        """Send a byte to the signal thread. The byte wakes the thread, which then handles the
+        byte."""
         with suppress(OSError):  # the buffer is full, so the thread wakes anyway
             self._writer.send(bytes([byte_value]))
 
     def _run_signal_thread(self) -> None:
-        """Handle the received signals until `close`, and force the exit at its deadline."""
+        """Handle the received signals until `close` is called. When `_exit_deadline` has passed,
+        force the exit of the process. This is the function of the signal thread."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             while not self._is_closed:
@@ -370,13 +373,14 @@ def _open_nonblocking_stderr() -> int:
 
 
 _signal_mask_before_fork = threading.local()
-"""Data for a fork, separate for each thread. The attribute `mask` is the signal mask of the forking
-thread from before the fork."""
+"""The signal mask that a forking thread had before the fork, in the attribute `mask`. Each thread
+has its own value."""
 
 
 def _block_signals_before_fork() -> None:
-    """Block the stop signals before a fork until the child has restored the earlier handlers.
-    Otherwise a signal to the child could count as a signal to this process."""
+    """Block the stop signals before a fork. The parent unblocks them after the fork, and the child
+    after it has restored the earlier signal handlers. Otherwise a signal to the child could count
+    as a signal to this process."""
     if _replaced_handlers:
         _signal_mask_before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
