@@ -67,9 +67,9 @@ class BenchResult(msgspec.Struct, frozen=True):
     None: the server is on another machine."""
     occupancy: float | None
     """The fraction of the slots that run jobs, from 0 to 1, while there is work for all slots. The
-    first and the last jobs are left out: the measurement starts when as many jobs have ended as
-    there are slots, and it ends when only as many jobs are left to start as there are slots. None:
-    jobs do not sleep, or there are too few jobs."""
+    first and the last jobs are left out: with N slots, the measurement starts when N jobs have
+    ended, and it ends when only N jobs have not started yet. None: jobs do not sleep, or there are
+    too few jobs."""
     pickup_p50_ms: float
     """The median time from the start of an insert to the start of its job in an idle worker."""
     pickup_p99_ms: float
@@ -180,8 +180,13 @@ class BenchRun:
             self._all_pickups_recorded.set()
 
     async def require_empty_job_table(self, *, delete_jobs: bool) -> int:
-        """Raise ToolError if the table has jobs, or delete them if `delete_jobs` is True. Return
-        the number of deleted jobs."""
+        """Make sure that the table of jobs is empty. Return the number of deleted jobs.
+
+        If `delete_jobs` is True, all jobs are deleted.
+
+        Raises:
+            ToolError: the table has jobs, and `delete_jobs` is False.
+        """
         async with self._open_connection() as connection:
             await check_schema(connection, self._schema, url=self._url)
             ((count,),) = await self._fetch_rows(connection, "bench_job_count")
@@ -259,10 +264,10 @@ class BenchRun:
         """Work the jobs. Return the duration and the processor times of this process and of the
         server, in seconds, from the first claim to the last stored result.
 
-        The client sends the event of a job when the result of the job is stored. The result of the
-        last job is stored in the last batch, so the event of this job marks the end of the
-        measurement. The subscription opens only when the functions of all jobs have run, so that
-        sending events for the earlier results does not lengthen the measured time.
+        The client sends an event for each job when it has stored the result of the job. The last
+        batch of results contains the result of the last job, so the measurement ends with the event
+        of this job. This method subscribes to events only when the functions of all jobs have run.
+        Otherwise the events of the other jobs would lengthen the measured time.
         """
         costs: list[float] = []
         async with anyio.create_task_group() as tasks:
@@ -276,9 +281,11 @@ class BenchRun:
         return costs
 
     def started(self, value: None = None) -> None:
-        """Record the start of the measurement. `Client.run` gets this BenchRun as its
-        `task_status`, an object with the method `started` of anyio's TaskStatus. The client calls
-        this method when it starts to claim jobs."""
+        """Record the time and the processor times at the start of the measurement.
+
+        `Client.run` gets this BenchRun as its argument `task_status`. The client calls
+        `task_status.started` when it starts to claim jobs.
+        """
         self._time_and_cpu_at_start = self._read_time_and_cpu()
 
     def _read_time_and_cpu(self) -> tuple[float, float, float]:

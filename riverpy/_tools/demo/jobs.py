@@ -85,7 +85,7 @@ class DemoJobFunctions:
     """The functions that work the jobs of the demo.
 
     Args:
-        cancel_job: a function that cancels the job with this id.
+        cancel_job: a function that takes the id of a job and cancels the job.
     """
 
     def __init__(self, cancel_job: Callable[[int], Awaitable[object]]) -> None:
@@ -116,7 +116,7 @@ class DemoJobFunctions:
         with path.open("rb") as file:
             while chunk := file.read(READ_CHUNK_BYTES):
                 if self._stop_requested.is_set():
-                    # OSError is not used, because it means an unreadable file.
+                    # This is no OSError: `compress_file` reports OSError as an unreadable file.
                     raise RuntimeError("the demo was stopped")
                 digest.update(chunk)
                 bytes_in += len(chunk)

@@ -82,8 +82,8 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 class DemoRun:
-    """A run of the demo. Without `schema`, it creates a schema of its own, which the next run
-    drops.
+    """A run of the demo. If `schema` is None, the run creates a schema. The next run that creates
+    a schema drops this one.
 
     Args:
         url: the database.

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from watchfiles import Change
 
 HARD_STOP_TIMEOUT = 2.0
-"""Seconds from the second signal until a worker that has not ended is killed."""
+"""If a worker still runs this many seconds after the second signal, it is killed."""
 DASHBOARD_STOP_TIMEOUT = 10.0
-"""Seconds from the request to stop until a dashboard that has not ended is killed. After the
-request, the dashboard waits up to 5 seconds for open HTTP requests."""
+"""If the dashboard still runs this many seconds after the request to stop, it is killed. The
+dashboard waits up to 5 seconds for open HTTP requests before it ends."""
 _SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
 _IGNORED_DIRECTORIES = ("site-packages", "venv")
-"""The names of directories in which changes are ignored, in addition to watchfiles' own names."""
+"""Changes in directories with these names are ignored. watchfiles ignores more names by default."""
 _CHANGE_QUIET_PERIOD_MS = 100
 """watchfiles reports changes when no file has changed for this time, in milliseconds."""
 _CHANGE_REPORT_DELAY_MAX_MS = 1_000
@@ -35,9 +35,13 @@ _CHANGE_REPORT_DELAY_MAX_MS = 1_000
 
 
 class CommandProcess:
-    """A process that runs `riverpy worker` or `riverpy web`. It has a session of its own, so that
-    Ctrl-C in the terminal reaches only the supervisor. Messages to the user call the process
-    `name`. `DevSupervisor` explains the other arguments."""
+    """A process that runs `riverpy worker` or `riverpy web`. The process starts a new session of
+    the operating system, so that Ctrl-C in the terminal reaches only the supervisor.
+
+    Args:
+        name: the name of the process in messages to the user.
+        arguments, environ, stop_timeout, print_note: as in `DevSupervisor`.
+    """
 
     def __init__(
         self,

@@ -20,7 +20,8 @@ _parent_ended_event = threading.Event()
 
 
 def _stop_when_parent_ends(pipe_fd: int, kill_timeout: float) -> None:
-    """Wait until the parent ends. Then send SIGTERM, and kill the process group later."""
+    """Wait until the parent ends. Then send SIGTERM to this worker. If the worker still runs
+    `kill_timeout` seconds later, kill its process group."""
     os.read(pipe_fd, 1)  # this returns when the parent ends, because the parent writes nothing
     _parent_ended_event.set()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -186,7 +186,8 @@ class CheckRunner:
         self._report_findings(name, *findings)
 
     def _report_findings(self, check_name: str, *findings: Finding) -> None:
-        """Report the findings of a check, and at most a limited number of problems."""
+        """Report the findings of a check. If there are many problems, only the worst are
+        reported, and the others are counted."""
         for finding in add_check_name(check_name, limit_problem_count(findings)):
             self._report_finding(finding)
 

@@ -70,8 +70,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _client_finding_data(client: ClientRow, running_job_count: int) -> dict[str, object]:
-    """Return the values about one client that a finding (the result of a check) has in its field
-    `data`."""
+    """Return the values of a client for the field `data` of a finding."""
     return {
         "client_id": client.client_id,
         "version": client.version,
@@ -106,9 +105,11 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
 def _can_jobs_be_rescued(
     clients: Sequence[ClientRow], leader: DefaultDomainLeader | None, domains: DomainMap | None
 ) -> bool:
-    """Whether the jobs of dead clients can be rescued, because there is a leader that is not dead,
-    or a live client that can become leader. If there are other domains than `default`, this
-    function returns True without a check: `_describe_unrescued_jobs` checks these domains."""
+    """Return whether a leader rescues the jobs of dead clients, or a live client can become leader.
+
+    If there are other domains than `default`, the function always returns True, because
+    `_describe_unrescued_jobs` checks each domain.
+    """
     if domains is not None and domains.non_default_domains:
         return True
     if any(client.is_alive and client.is_candidate for client in clients):

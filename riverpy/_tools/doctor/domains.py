@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PendingWork:
-    """The jobs and periodic jobs that wait for a leader or a worker, for the check of the
-    domains."""
+    """What waits for a leader or a worker: due jobs, running jobs of dead clients, and late
+    periodic jobs."""
 
     queues_with_due_jobs: Sequence[str] = ()
     """The names of the queues with due jobs."""
@@ -116,8 +116,8 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
-    """Return a finding if this domain owns queues, which then have no leader of their own. Call
-    this only for a domain without live clients."""
+    """Return a finding if this domain without live clients owns queues. No leader of this domain
+    maintains the queues. Call this only for a domain without live clients."""
     owned = domains.owned_queues(domain)
     if not owned:
         return []
@@ -198,7 +198,8 @@ def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_shared_queues(domains: DomainMap) -> list[Finding]:
-    """Return a finding for each queue of a domain that clients of another domain also work."""
+    """Return a finding for each queue that belongs to one domain, but is also worked by clients of
+    another domain."""
     found: list[Finding] = []
     for row in domains.queue_owners:
         others = [
@@ -309,9 +310,9 @@ def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
 
 
 def _check_missing_schema_maintainer(domains: DomainMap) -> list[Finding]:
-    """Return a finding if no client does the maintenance of the whole schema. The leader of
-    `default` does it if it is a riverpy client. Otherwise the holder of the lease `@schema` does
-    it."""
+    """Return a finding if no client maintains the whole schema. This is the task of the leader of
+    `default` if this leader is a riverpy client, and otherwise of the client that holds the lease
+    `@schema`."""
     candidates = [client for client in domains.live_members if client.is_candidate]
     if not candidates or domains.has_leader_for_orphaned_queues():
         return []

@@ -96,9 +96,9 @@ async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding
 async def _find_non_riverpy_client_queues(
     snapshot: DatabaseSnapshot, clients: Sequence[ClientRow]
 ) -> set[str]:
-    """Return the queues that a client in another language may work. If the leader is such a client,
-    it may work all queues. Otherwise the function returns the recently updated queues that no
-    riverpy client works."""
+    """Return the queues that a client in another language may work. If the leader is a client in
+    another language, return all queues. Otherwise return the queues that no riverpy client works,
+    but whose rows were updated recently."""
     leader = await snapshot.last_leader()
     rows = await snapshot.queues()
     if leader is not None and not leader.has_lease_expired and leader.is_registered is False:

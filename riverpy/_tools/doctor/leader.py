@@ -100,8 +100,9 @@ async def _missing_leader_finding(
 def failed_election_finding(
     text: str, candidates: Sequence[ClientRow | DomainMember], lease_table: str, /, **data: object
 ) -> Finding:
-    """Return the finding that no client has become leader, although `candidates` could. Its text
-    starts with `text`. `lease_table` is the name of the table that has the leader's lease."""
+    """Return the finding that there is no leader, although the clients `candidates` could become
+    leader. `text` is the start of the finding's text. `lease_table` is the table that has the
+    leader's lease."""
     ids = format_names(client.client_id for client in candidates)
     text = f"{text}, although {format_count(len(candidates), 'client')} could become leader: {ids}"
     if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:

@@ -24,10 +24,9 @@ EXPIRED_LEASE_WARN_SECONDS_MIN = 60.0
 """A lease that expired at least this many seconds ago, and that no process has acquired since, is
 reported. If a process waited for the lease, it would have acquired it by then."""
 EXPIRED_LEASE_WITHOUT_STANDBY_WARN_SECONDS_MIN = 10.0
-"""A lease is reported this many seconds after it expired if the reports of all live clients are
-known, and no client stands by for the lease (i.e. would acquire it if it were free). A
-`LeaseManager` without a client does not report that it waits for a lease, but it would have
-acquired the lease by then."""
+"""An expired lease is reported after this many seconds if all live clients report which leases
+they wait for, and no client waits for this lease. A `LeaseManager` without a client reports
+nothing, but if it waited for the lease, it would have acquired the lease by then."""
 EXPIRED_LEASE_WARN_SECONDS_MAX = 86_400.0
 """A lease that expired longer ago than this many seconds is not reported: probably no process needs
 it."""

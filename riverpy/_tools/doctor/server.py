@@ -30,9 +30,10 @@ more."""
 LATENCY_MEASUREMENT_COUNT = 3
 """The number of measured round trips. The fastest one is used."""
 CONNECTION_USAGE_WARN = 0.8
-"""If this fraction of `max_connections` (0 to 1) or more is used, the check warns."""
+"""If this fraction (0 to 1) or more of the allowed connections is used, the check warns."""
 CONNECTION_USAGE_FAIL = 0.95
-"""If this fraction of `max_connections` (0 to 1) or more is used, the check reports a failure."""
+"""If this fraction (0 to 1) or more of the allowed connections is used, the check reports a
+failure."""
 HARMLESS_TIMEOUT_SECONDS_MIN = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
@@ -127,7 +128,8 @@ async def check_pooler(session: DoctorSession, server: ServerRow) -> list[Findin
 
 
 async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
-    """Report settings of the role's sessions that harm riverpy."""
+    """Report PostgreSQL settings that harm riverpy, such as short timeouts. The values are those of
+    doctor's session. `role` is the role of this session."""
     connection = await session.ensure_connection()
     names = [*HARMLESS_TIMEOUT_SECONDS_MIN, *_HARMLESS_SETTING_VALUES]
     findings = [

@@ -35,7 +35,7 @@ class SessionLostError(Exception):
 
 class DoctorSession:
     """The database connection of doctor. It reads in short read-only transactions, so that doctor
-    does not hold an old snapshot, and works through a pooler in transaction mode."""
+    does not hold an old snapshot. It also works through a pooler in transaction mode."""
 
     def __init__(self, url: str, password: PasswordSource | None = None) -> None:
         self.url, self._password = url, password
@@ -98,8 +98,8 @@ class DoctorSession:
             return await statement(connection, *args, **kwargs)
 
     async def await_with_timeout(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Return the result of a statement that runs outside a transaction. The session's own
-        settings apply to it, because `set_transaction_timeouts` changes only a transaction.
+        """Wait for a statement that runs outside a transaction, and return its result. Only in a
+        transaction does `set_transaction_timeouts` replace the timeouts of the session.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.

@@ -61,14 +61,14 @@ QUEUE_ROW_AGE_MAX_SECONDS = 1200.0
 """If the row of a queue was not updated for this many seconds, no client works the queue. Clients
 in every language update the row every 10 minutes."""
 SAMPLED_JOBS_OF_QUEUE_MAX = 1_000
-"""The maximum number of jobs in one queue and state whose kinds are read."""
+"""doctor reads the kinds of at most this many jobs in each queue and state."""
 SAMPLED_JOBS_MAX = 20_000
-"""The maximum number of jobs in all queues and states whose kinds are read. With many queues, fewer
-jobs of each queue are read."""
+"""doctor reads the kinds of about this many jobs at most, in all queues and states together. With
+many queues, doctor reads fewer jobs of each queue."""
 WAITING_JOB_STATES = ("available", "retryable", "scheduled")
 """The states of waiting jobs."""
 RUNNING_JOBS_MAX = 10_001
-"""The maximum number of running jobs that are read."""
+"""doctor reads at most this many running jobs."""
 
 
 def compute_backlog_sample_size(backlogs: Sequence[BacklogRow]) -> int:
@@ -80,7 +80,8 @@ def compute_backlog_sample_size(backlogs: Sequence[BacklogRow]) -> int:
 def _read_once(
     read: Callable[[DatabaseSnapshot], Awaitable[ResultT]],
 ) -> Callable[[DatabaseSnapshot], Awaitable[ResultT]]:
-    """Let only the first successful call read the database, so that all checks use one result."""
+    """Decorate a method that reads the database. When one call has succeeded, later calls return
+    the same result."""
 
     @wraps(read)
     async def read_once(snapshot: DatabaseSnapshot) -> ResultT:
@@ -93,8 +94,8 @@ def _read_once(
 
 @dataclass(frozen=True)
 class WorkerProgram:
-    """The user's program whose kinds and queues doctor compares with the waiting jobs, before the
-    program runs."""
+    """The program that the user names in `riverpy doctor MODULE:ATTR`. doctor compares the kinds
+    and queues of this program with the waiting jobs. The program need not run."""
 
     name: str
     """The place of the program's Client or Workers object, in the form MODULE:ATTR."""
@@ -122,8 +123,8 @@ class DoctorOptions:
     program: WorkerProgram | None = None
     """The program whose kinds are checked. None: no program is checked."""
     password: PasswordSource | None = None
-    """The source of the password for both URLs, which calls the user's function. None: the URLs or
-    the environment have the password."""
+    """Calls the user's function that returns the password for `url` and `listen_url`. None: the
+    password is in the URLs or the environment."""
 
 
 @dataclass
@@ -224,8 +225,9 @@ class DatabaseSnapshot:
 
     @_read_once
     async def running_job_groups(self) -> list[RunningJobGroup]:
-        """Return the running jobs in groups of the same client, kind and queue, the longest-running
-        first. Stuck jobs, as their clients report them, have groups of their own."""
+        """Return the running jobs in groups of the same client, kind and queue. The group with the
+        longest-running job comes first. Jobs that their client reports as stuck are in separate
+        groups."""
         return await self.session.read(
             run_job_statement_despite_damage,
             self.schema,

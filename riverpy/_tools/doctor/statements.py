@@ -71,8 +71,8 @@ class RelationPrivilegesRow(NamedTuple):
 
 
 class RunningJobGroup(NamedTuple):
-    """Running jobs of the same client, kind and queue. A group has either stuck jobs or other
-    jobs."""
+    """Running jobs of the same client, kind and queue. The client reports either all or none of
+    these jobs as stuck, i.e. as still running long after their cancellation."""
 
     client_id: str | None
     kind: str
@@ -80,8 +80,8 @@ class RunningJobGroup(NamedTuple):
     is_stuck: bool
     job_count: int
     long_job_count: int
-    """The number of jobs in the group that have run for at least the `long_running_after` of
-    `read_running_job_groups`."""
+    """The number of jobs in the group that have run for at least `long_running_after`, an argument
+    of `read_running_job_groups`."""
     longest_run_seconds: float
     oldest_job_id: int
 
@@ -259,7 +259,7 @@ async def read_notification_queue_usage(connection: Transaction) -> float:
 
 
 async def enable_server_warnings(connection: Transaction) -> None:
-    """Let the open transaction receive the server's warnings."""
+    """Let the server send its warnings to this session until the open transaction ends."""
     await get_query(_SQL_FILE, "doctor_show_warnings", None).execute(connection)
 
 
@@ -294,10 +294,10 @@ async def read_running_job_groups(
     limit: int,
     damaged_job_ids: Sequence[int],
 ) -> list[RunningJobGroup]:
-    """Return at most `limit` running jobs in groups of the same client, kind and queue, the
-    longest-running first. Stuck jobs, as `clients` report them, have groups of their own. A job is
-    long-running after `long_running_after`. The column that names the client is not read for the
-    jobs in `damaged_job_ids`."""
+    """Return at most `limit` running jobs, in groups of the same client, kind and queue. The group
+    with the longest-running job comes first. Jobs that `clients` report as stuck are in separate
+    groups. `long_job_count` counts the jobs that have run for at least `long_running_after`. For
+    the jobs in `damaged_job_ids`, the client is not read."""
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck_job_ids]
     return await _fetch_rows(
         RunningJobGroup,
