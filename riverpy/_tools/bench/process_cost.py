@@ -22,8 +22,8 @@ _BYTES_PER_MIB = 2**20
 def reduce_garbage_collection() -> None:
     """Let the garbage collector ignore all present objects and run less often.
 
-    Call this when the process has started. Most objects that the start created are kept until the
-    process ends. Most later objects are kept only for a short time.
+    Call this when the process has started. Most objects that exist at that time are used for
+    long. Most later objects are used only for a short time.
     """
     gc.collect()
     gc.freeze()

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from watchfiles import Change
 
 HARD_STOP_TIMEOUT = 2.0
-"""If a worker still runs this many seconds after the second signal, it is killed."""
+"""If the worker or the dashboard still runs this many seconds after the second signal, it is
+killed."""
 DASHBOARD_STOP_TIMEOUT = 10.0
 """If the dashboard still runs this many seconds after the request to stop, it is killed. The
 dashboard waits up to 5 seconds for open HTTP requests before it ends."""
@@ -35,8 +36,8 @@ _CHANGE_REPORT_DELAY_MAX_MS = 1_000
 
 
 class CommandProcess:
-    """A process that runs `riverpy worker` or `riverpy web`. The process starts a new session of
-    the operating system, so that Ctrl-C in the terminal reaches only the supervisor.
+    """A process that runs `riverpy worker` or `riverpy web`. It has its own POSIX session, so
+    that Ctrl-C in the terminal reaches only the supervisor.
 
     Args:
         name: the name of the process in messages to the user.

@@ -186,8 +186,8 @@ class CheckRunner:
         self._report_findings(name, *findings)
 
     def _report_findings(self, check_name: str, *findings: Finding) -> None:
-        """Report the findings of a check. If there are many problems, only the worst are
-        reported, and the others are counted."""
+        """Report the findings of a check. If there are more problems than
+        `PROBLEMS_PER_CHECK_MAX`, report the worst ones and the number of the others."""
         for finding in add_check_name(check_name, limit_problem_count(findings)):
             self._report_finding(finding)
 

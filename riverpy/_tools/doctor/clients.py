@@ -105,7 +105,8 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
 def _can_jobs_be_rescued(
     clients: Sequence[ClientRow], leader: DefaultDomainLeader | None, domains: DomainMap | None
 ) -> bool:
-    """Return whether a leader rescues the jobs of dead clients, or a live client can become leader.
+    """Return whether a leader can rescue the jobs of dead clients, i.e. whether there is a leader
+    that is not dead, or a live client that can become leader.
 
     If there are other domains than `default`, the function always returns True, because
     `_describe_unrescued_jobs` checks each domain.

@@ -116,8 +116,8 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
-    """Return a finding if this domain without live clients owns queues. No leader of this domain
-    maintains the queues. Call this only for a domain without live clients."""
+    """Return a finding if this domain owns queues. Call this only for a domain without live
+    clients: the queues have no leader of their own."""
     owned = domains.owned_queues(domain)
     if not owned:
         return []

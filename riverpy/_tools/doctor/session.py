@@ -98,8 +98,8 @@ class DoctorSession:
             return await statement(connection, *args, **kwargs)
 
     async def await_with_timeout(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Wait for a statement that runs outside a transaction, and return its result. Only in a
-        transaction does `set_transaction_timeouts` replace the timeouts of the session.
+        """Wait for a statement that runs outside a transaction, and return its result. The
+        session's own timeout settings apply: doctor sets other timeouts only in transactions.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.

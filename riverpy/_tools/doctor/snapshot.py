@@ -61,10 +61,10 @@ QUEUE_ROW_AGE_MAX_SECONDS = 1200.0
 """If the row of a queue was not updated for this many seconds, no client works the queue. Clients
 in every language update the row every 10 minutes."""
 SAMPLED_JOBS_OF_QUEUE_MAX = 1_000
-"""doctor reads the kinds of at most this many jobs in each queue and state."""
+"""doctor reads the kinds of at most this many waiting jobs in each queue and state."""
 SAMPLED_JOBS_MAX = 20_000
-"""doctor reads the kinds of about this many jobs at most, in all queues and states together. With
-many queues, doctor reads fewer jobs of each queue."""
+"""doctor reads the kinds of at most about this many waiting jobs in total. With many queues, doctor
+reads fewer jobs of each queue."""
 WAITING_JOB_STATES = ("available", "retryable", "scheduled")
 """The states of waiting jobs."""
 RUNNING_JOBS_MAX = 10_001
@@ -123,8 +123,8 @@ class DoctorOptions:
     program: WorkerProgram | None = None
     """The program whose kinds are checked. None: no program is checked."""
     password: PasswordSource | None = None
-    """Calls the user's function that returns the password for `url` and `listen_url`. None: the
-    password is in the URLs or the environment."""
+    """The password for `url` and `listen_url`, from the user's function. None: the password is in
+    the URLs or the environment."""
 
 
 @dataclass
