@@ -32,7 +32,7 @@ class SkippedRow(msgspec.Struct, frozen=True):
     error: str
     tries: int
     failing_since: str = msgspec.field(name="since")
-    """The time at which a statement for only this row first failed, as an RFC 3339 text."""
+    """When a statement on only this row failed for the first time, as an RFC 3339 text."""
 
 
 class SkippedRowsReport(msgspec.Struct, frozen=True):
@@ -62,12 +62,14 @@ class ClientRow(NamedTuple):
     dead_after: float
     is_stopping: bool
     queue_slots: list[int] | None
-    """The number of slots of each queue, in the order of `queues`. None if the client has an older
-    version of riverpy, which does not report slots."""
+    """The number of slots of each queue, i.e. how many of its jobs the client runs at the same
+    time, in the order of `queues`. None if the client has an older version of riverpy, which does
+    not report slots."""
     stuck_job_ids: list[int]
     """The ids of the jobs that still run after their cancellation."""
     skipped_rows: SkippedRowsReport | None
-    """None: the client skips no rows, or reports them in a form that this version cannot read."""
+    """The rows that the client skips now. None if it skips no rows, or reports them in a form that
+    this version cannot read."""
 
     @property
     def is_alive(self) -> bool:
@@ -106,8 +108,8 @@ async def read_clients(
 
 
 def _decode_skipped_rows(text: str | None) -> SkippedRowsReport | None:
-    """Return the skipped rows that a client has reported. None: it skips none, or another version
-    of riverpy wrote the report in a form that this one cannot read."""
+    """Return the skipped rows that a client has reported. Return None if it skips none, or if
+    another version of riverpy wrote the report in a form that this version cannot read."""
     if text is None:
         return None
     try:
@@ -139,7 +141,7 @@ async def run_job_statement_despite_damage(
     /,
     **values: Any,
 ) -> ResultT:
-    """Run a statement that reads jobs with these states, even if some of the jobs are damaged.
+    """Call `statement`, which reads jobs in the states `job_states`, even if some jobs are damaged.
     Return its result.
 
     `damaged_job_errors` maps the ids of known damaged jobs to the server's errors. This function

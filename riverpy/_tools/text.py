@@ -31,8 +31,8 @@ _SQL_TOKEN_PATTERN = re.compile(
 )
 """Matches a comment, a quoted name or a string literal in a statement.
 
-The end of a nested comment, or of a string with a backslash before a quote, is uncertain. The
-match then extends to the end of the text.
+The pattern cannot find the end of a nested comment, or of a string with a backslash before a quote.
+The match then extends to the end of the text.
 """
 
 
@@ -61,7 +61,7 @@ def format_count(
     number: int, noun: str, *, plural: str | None = None, limit: int | None = None
 ) -> str:
     """Return a text such as `1 job`, `2 jobs` or `at least 1,000 jobs`. `limit` is the number at
-    which counting ended, if there is one."""
+    which the caller stopped counting; None: no limit."""
     prefix = "at least " if limit is not None and number >= limit else ""
     return f"{prefix}{number:,} {noun if number == 1 else plural or noun + 's'}"
 
@@ -69,15 +69,16 @@ def format_count(
 def format_waiting_count(
     number: int, noun: str, *, suffix: str = "", is_partial: bool = False
 ) -> str:
-    """Return a text such as `1 job waits` or `2 jobs wait`, with `suffix` before the verb.
-    `is_partial` means that counting ended at a limit."""
+    """Return a text such as `1 job waits` or `2 jobs wait`, with `suffix` before the verb. With
+    `is_partial`, the text begins with `at least`, because the caller stopped counting at a
+    limit."""
     limit = number if is_partial else None
     return f"{format_count(number, noun, limit=limit)}{suffix} wait{'s' if number == 1 else ''}"
 
 
 def format_names(names: Iterable[str]) -> str:
-    """Return a text with at most `SHOWN_NAMES_MAX` of the names, in quotes and in their order, and
-    with the number of the remaining names."""
+    """Return the first `SHOWN_NAMES_MAX` names in quotes, as one text. If there are more names, the
+    text ends with their number."""
     return _format_list([f'"{value}"' for value in names])
 
 

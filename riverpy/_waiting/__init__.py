@@ -1,2 +1,2 @@
-"""Waiting for the end of jobs, and the connection on which a client listens while it works no
-jobs."""
+"""Code that waits until jobs have ended, and the connection on which waits and subscriptions
+listen."""

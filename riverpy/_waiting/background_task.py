@@ -16,8 +16,8 @@ BACKGROUND_TASK_END_TIMEOUT = 2.0
 
 
 class BackgroundTask:
-    """A task that its owner can start and cancel many times. `start` and `cancel` control one
-    current task. A cancelled task may still clean up while the next one runs."""
+    """A task that its owner can start and cancel many times. After `cancel`, the owner may call
+    `start` at once: the new task runs while the cancelled task still cleans up."""
 
     def __init__(
         self,
@@ -25,9 +25,13 @@ class BackgroundTask:
         run: Callable[[], Awaitable[None]],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`run` is the code of the task. If it raises, `on_failure` is called with the error. If
-        code other than the owner cancels the task, even before its first step, `on_failure` is
-        called with a ClientStateError."""
+        """Create the task object without starting the task.
+
+        Args:
+            run: the code of the task.
+            on_failure: called with the error if `run` raises one, or with a ClientStateError if
+                code other than the owner cancels the task, even before its first step.
+        """
         self._name, self._run, self._on_failure = name, run, on_failure
         self._task: asyncio.Task[None] | None = None
         self._ending_tasks: set[asyncio.Task[None]] = set()

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_missing_job_error(job_id: int) -> NotFoundError:
-    """Return the error for a job that a caller waits for or follows, if the row of the job does not
-    exist."""
+    """Return the error that is raised if a caller waits for or follows a job that has no row."""
     return NotFoundError(
         f"there is no job {job_id}: it was deleted, or the transaction of its insert is not "
         "committed"
@@ -50,13 +49,13 @@ class JobWaitCall:
     def get_rows_or_raise(
         self, timeout: float, last_states: Mapping[int, JobState], read_error: str | None
     ) -> dict[int, JobRow]:
-        """Return the rows of the jobs by id. Call this when the wait has ended or timed out.
+        """Return the rows of the jobs by id. Call this when the wait has ended or timed out. The
+        arguments are used for the WaitTimeoutError.
 
         Args:
-            timeout: the timeout of the call in seconds, for the WaitTimeoutError.
-            last_states: the last known states of jobs by id, for the WaitTimeoutError.
-            read_error: why the database cannot be read now, for the WaitTimeoutError. None: it can
-                be read.
+            timeout: the timeout of the call in seconds.
+            last_states: the last known states of jobs by id.
+            read_error: why the last read of the database failed; None: it did not fail.
 
         Raises:
             WaitTimeoutError: a job has not ended.

@@ -58,8 +58,8 @@ class SharedListener:
 
         Args:
             make_notifier: makes the listener's own notifier (the object that listens on a
-                connection). It is used while the client works no jobs. The function returns None if
-                the client's settings forbid LISTEN.
+                connection). The listener uses its own notifier while the client works no jobs. The
+                function returns None if the client's settings forbid LISTEN.
             outage_tracker: records that the listener's own notifier could not connect.
         """
         self._make_notifier = make_notifier
@@ -122,7 +122,7 @@ class SharedListener:
         subscribers listen on it."""
 
         def update_run_notifier() -> None:
-            """Listen on `notifier` while it runs, and on the listener's own notifier otherwise."""
+            """Listen on `notifier` while it runs, and otherwise on the listener's own notifier."""
             self._run_notifier = notifier if notifier.is_running else None
             self._switch_notifier()
 

@@ -1,5 +1,5 @@
-"""SharedPoolConnection: limits all waits of a client together to one connection of the client's
-pool."""
+"""SharedPoolConnection: lets the waits and subscriptions of a client use one connection of the pool
+at a time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class SharedPoolConnection:
-    """Limits all waits of a client together to one connection of the client's pool. Between two
-    uses, the connection is in the pool."""
+    """Lets all waits and subscriptions of a client together use at most one connection of the
+    client's pool at a time. Between two uses, the connection is in the pool."""
 
     def __init__(self, get_pool: Callable[[], Pool]) -> None:
         """`get_pool` returns the pool of the open client, or raises ClientStateError."""
@@ -29,9 +29,9 @@ class SharedPoolConnection:
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
-        """Acquire the connection for the `async with` block. If the wait for the connection and the
-        block together take longer than `timeout` seconds, raise TimeoutError. Its text begins with
-        `purpose`."""
+        """Acquire the connection for the `async with` block. Raise TimeoutError if the wait for the
+        connection and the block together take longer than `timeout` seconds. The text of the error
+        begins with `purpose`."""
         reason = f"{purpose} took longer than {timeout:.3g} s"
         with anyio.fail_after(timeout, reason=reason):
             async with self._lock, self._get_pool().acquire() as connection:

@@ -6,8 +6,8 @@ statement.
 
 The task reads a new job at once. It reads a job again when a notification reports the end of the
 job, when the client listens again after an interruption, and by polling. The first delay between
-polls is 50 ms, and it doubles up to 1 s. The delay is 1 s from the start if notifications arrive
-and one will be sent when the job ends.
+polls is 50 ms, and it doubles up to 1 s. If a notification is expected when the job ends, the delay
+is 1 s from the start.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ POLL_DELAY_MIN = 0.05
 POLL_DELAY_MAX = 1.0
 """The longest delay between two reads of the same job, in seconds."""
 EARLY_READ_SHARE_OF_DELAY = 0.25
-"""The fraction of its delay by which a job may be read early. When one job is due for a read, the
-same statement also reads the jobs whose reads are due soon. So fewer statements are needed."""
+"""A job may be read early, by at most this fraction of its delay. When one job is due for a read,
+the same statement also reads the jobs that are due soon. So fewer statements are needed."""
 LAST_READ_LEAD_MAX, LAST_READ_LEAD_SHARE = 0.1, 0.2
-"""The time from the last read of the jobs of a wait to the timeout of the wait:
-`LAST_READ_LEAD_MAX` seconds, or the fraction `LAST_READ_LEAD_SHARE` of the timeout if that is
-shorter."""
+"""How long before the timeout of a wait its jobs are read for the last time: `LAST_READ_LEAD_MAX`
+seconds, or the fraction `LAST_READ_LEAD_SHARE` of the timeout if that is shorter."""
 JOBS_PER_STATEMENT_MAX = 10_000
 READ_TIMEOUT = 10.0
 """The timeout of one round of reads, in seconds. It includes the wait for a connection."""
@@ -93,8 +92,8 @@ class _WaitedJob:
 
 
 class JobWaiter:
-    """Waits for the ends of jobs, for all calls of one client. While no call waits, it uses no
-    connection."""
+    """Waits until jobs have ended, for all calls of one client. While no call waits, the waiter
+    uses no connection."""
 
     def __init__(
         self,
@@ -110,8 +109,8 @@ class JobWaiter:
         self._schema, self._trace_internal = schema, trace_internal
         self._job_by_id: dict[int, _WaitedJob] = {}
         self._notified_ids: set[int] = set()
-        """The ids of jobs for which a notification of their end has arrived, but whose rows were
-        not read since then."""
+        """The ids of jobs whose end was reported by a notification, but whose rows were not read
+        since then."""
         self._next_read_at = math.inf
         self._woken = asyncio.Event()
         self._user_count = 0
@@ -175,8 +174,8 @@ class JobWaiter:
 
     @contextmanager
     def _scheduling_last_read(self, wait: JobWaitCall, timeout: float) -> Generator[None]:
-        """Read the jobs of a wait once more shortly before the timeout, if the `with` block has not
-        ended. This finds jobs that have ended without a notification."""
+        """Read the jobs of `wait` once more shortly before its timeout, if the `with` block still
+        runs. This read finds jobs that have ended without a notification."""
         if timeout == math.inf:
             yield
             return
@@ -199,7 +198,7 @@ class JobWaiter:
         for job_id in wait.waiting_ids:
             job = self._job_by_id.setdefault(job_id, _WaitedJob(job_id, now))
             job.waits.append(wait)
-            # A known job is read again too: it may have been deleted since the last read.
+            # Read a job again if another call waits for it: it may have been deleted since.
             job.delay, job.read_at = 0.0, now
         self._next_read_at = now
         self._woken.set()
@@ -255,8 +254,8 @@ class JobWaiter:
                     await self._woken.wait()
 
     def _end_waits_after_task_failure(self, error: Exception) -> None:
-        """End all waits with an error, because the task has failed. Otherwise the calls would wait
-        forever."""
+        """End all waits with an error, because the task that reads the jobs has failed. Otherwise
+        the calls would wait forever."""
         self._log.error(WAITER_FAILED, exc_info=error)
         self._fail_all_waits(error)
 
@@ -326,7 +325,7 @@ class JobWaiter:
     async def _read_ended_jobs(
         self, connection: Transaction, job_ids: list[int], now: float
     ) -> None:
-        """Read the rows of jobs that have ended, and end the waits for them."""
+        """Read the rows of jobs that have ended, and report them to the waits for these jobs."""
         parts, damaged = await read_jobs_in_parts(
             connection, job_ids, lambda part: job_get_many(connection, self._schema, part)
         )

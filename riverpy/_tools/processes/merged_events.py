@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.slot import ProcessSlot
 
 BUFFERED_LINES_MAX = 100
-"""The maximum number of lines that are buffered for a slow reader. When the buffer is full, the
-workers must wait, and each worker drops events that its own buffer cannot hold."""
+"""The maximum number of lines that are buffered for a slow reader. While the buffer is full, the
+supervisor reads no lines from the workers, and each worker drops events that its own buffer cannot
+hold."""
 WORKER_ANSWER_TIMEOUT = 3.0
 """Seconds within which a worker must answer the request for its events."""
 RECONNECT_DELAY = 0.5
@@ -42,8 +43,8 @@ class EventStreamMerger:
 
     @asynccontextmanager
     async def run_stream_tasks(self) -> AsyncGenerator[None]:
-        """Run the tasks of event streams during the `async with` block. `open_stream` needs these
-        tasks."""
+        """Run a task group during the `async with` block. `open_stream` starts its tasks in this
+        group. At the end of the block, the tasks are cancelled."""
         try:
             async with anyio.create_task_group() as self._tasks:
                 yield
@@ -52,7 +53,8 @@ class EventStreamMerger:
             raise unwrap_single_error(group) from None
 
     async def open_stream(self, target: str) -> AsyncGenerator[bytes, None]:
-        """Request `target` from all workers, and return the event lines that they send.
+        """Request `target` (the path and the query of a URL) from all workers. Return an iterator
+        over the lines that they send.
 
         Raises:
             HttpError: there are too many readers already.
@@ -63,7 +65,7 @@ class EventStreamMerger:
         sender, receiver = anyio.create_memory_object_stream[bytes](BUFFERED_LINES_MAX)
         reader_left = anyio.Event()
         lines = _yield_lines_until_reader_leaves(receiver, reader_left)
-        # Start the generator. Without a start, its `finally` would never run and set `reader_left`.
+        # Start the generator. Otherwise its `finally`, which sets `reader_left`, might never run.
         await anext(lines)
         self._open_stream_count += 1
         self._tasks.start_soon(
@@ -106,9 +108,11 @@ async def _forward_events_of_process_slot(
 async def _yield_lines_until_reader_leaves(
     receiver: MemoryObjectReceiveStream[bytes], reader_left: anyio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an empty part, then the lines. Set `reader_left` when the generator ends. The caller
-    reads the empty part to start the generator: a generator that was not started does not set the
-    event."""
+    """Yield the lines for one reader. Set `reader_left` when the generator ends.
+
+    The first value is empty. The caller reads it to start the generator, because a generator that
+    was never started would not set `reader_left`.
+    """
     try:
         async with receiver:
             yield b""

@@ -24,7 +24,7 @@ def merge_metrics(pages: Mapping[int, str | None], restarts: Mapping[int, Restar
         restarts: how often each worker was restarted, by the number of its process.
     """
     headers: dict[str, dict[str, str]] = {}
-    """The lines HELP and TYPE of each metric."""
+    """The HELP line and the TYPE line of each metric."""
     samples: dict[str, list[str]] = {}
     for number, page in pages.items():
         name = ""

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 RESTART_DELAY_MIN, RESTART_DELAY_MAX = timedelta(milliseconds=500), timedelta(seconds=30)
 RESTART_DELAY_RESET_AFTER = 60.0
-"""If a process ran for at least this many seconds before it failed, the delays of restarts begin
-again with `RESTART_DELAY_MIN`."""
+"""If a process ran for at least this many seconds before it failed, the next restart delay is
+`RESTART_DELAY_MIN` again."""
 START_STATUS_POLL_INTERVAL = 0.1
 """Seconds between two requests for the status of a starting worker."""
 WATCHDOG_POLLS_PER_TIMEOUT = 6
-"""The number of requests for the status of a worker that the supervisor sends within one watchdog
-timeout."""
+"""How many times the supervisor reads the status of a worker within one watchdog timeout."""
 ABORT_TIMEOUT = 3.0
-"""Seconds for which an aborted process may print its tracebacks. Then it is killed."""
+"""Seconds from SIGABRT until the worker is killed. In this time, the worker prints its
+tracebacks."""
 
 
 class RestartRules(NamedTuple):
@@ -45,8 +45,8 @@ class RestartRules(NamedTuple):
     """Whether the workers end when the queues are empty. If so, the supervisor does not replace a
     worker that ended with exit code 0."""
     watchdog_timeout: float
-    """The supervisor kills and replaces a worker that was not alive for this many seconds; 0: no
-    watchdog."""
+    """Seconds after which the supervisor kills and replaces a worker that no longer answers or that
+    reports a stuck service; 0: no watchdog."""
 
 
 class RestartCounts(NamedTuple):
@@ -87,7 +87,7 @@ class ProcessSlot:
         self.process: WorkerProcess | None = None
         """The running process; None: no process runs now."""
         self._kill_reason: str | None = None
-        """Why the supervisor killed the process; None: it did not kill the process."""
+        """Why the supervisor killed the process; None: the supervisor did not kill it."""
         self.exit_code: int | None = None
         """The exit code of the last process that ended; 128 + n if signal n killed it. None: no
         process has ended."""
@@ -98,7 +98,7 @@ class ProcessSlot:
 
     @property
     def has_ended_cleanly(self) -> bool:
-        """Whether the last process that ended stopped cleanly, i.e. had stored the results of all
+        """Whether the slot's last ended process stopped cleanly, i.e. had stored the results of all
         its jobs. True if no process has ended."""
         return self.exit_code in {None, 0, self._rules.limit_exit_code}
 
@@ -159,8 +159,8 @@ class ProcessSlot:
         return process.age
 
     async def _watch_start_and_progress(self, process: WorkerProcess) -> None:
-        """Poll the status of the worker until it works. If there is a watchdog, continue to poll,
-        and kill the worker if its services or its event loop make no progress."""
+        """Poll the status of the worker until its client is `working`. If there is a watchdog,
+        continue to poll, and kill the worker if its services or its event loop make no progress."""
         timeout, interval = self._rules.watchdog_timeout, START_STATUS_POLL_INTERVAL
         last_alive = anyio.current_time()
         while True:
@@ -209,8 +209,8 @@ class ProcessSlot:
         )
 
     def _count_restart_and_choose_delay(self, run_seconds: float) -> float | None:
-        """Count the restart, and return the delay before the next process starts, in seconds.
-        Return None if no process starts. `run_seconds` is how long the last process ran."""
+        """Count the restart, and return the delay before it in seconds. Return None if the slot
+        starts no further process. `run_seconds` is how long the last process ran."""
         has_reached_limit = self.exit_code == self._rules.limit_exit_code
         if self._shared.stop_requested.is_set():
             return None

@@ -124,7 +124,7 @@ class WorkerSupervisor:
         self._systemd.notify(STOPPING=1, STATUS="waiting for running jobs")
 
     async def _handle_stop_signals(self, *, task_status: TaskStatus[None]) -> None:
-        # This list is no module constant, because Windows lacks two of these signals.
+        # Not a module constant: Windows lacks two of these signals, so the import would fail.
         stop_signals = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under `nohup`
             stop_signals.append(signal.SIGHUP)

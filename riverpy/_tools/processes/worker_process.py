@@ -31,17 +31,17 @@ HARD_STOP_MESSAGE = b"h"
 STATUS_TIMEOUT = 2.0
 """Seconds within which a worker must answer a request for its status."""
 EXIT_MARGIN = 10.0
-"""Seconds that the supervisor waits after a worker's own time limits before it kills the worker. A
-worker usually ends itself some seconds after these limits."""
+"""Seconds that the supervisor waits beyond a worker's own stop timeouts. Then it kills the worker.
+A worker usually ends by itself some seconds after these timeouts."""
 
 
 class WorkerStartCommand(NamedTuple):
     """How to start a worker process."""
 
     program: Sequence[str]
-    """The start of the command line: the executable and the arguments that come first.
-    `WorkerProcess.start` appends two file descriptors (the pipe that stops the worker, and the
-    socket of its health server), then the number of the process, then `arguments`."""
+    """The start of the command line: the executable and its first arguments. `WorkerProcess.start`
+    appends two file descriptors (the pipe that stops the worker, and the socket of its health
+    server), then the number of the process, then `arguments`."""
     arguments: Sequence[str]
     """The name of the module that runs the command, and the arguments of the command."""
     environ: Mapping[str, str]
@@ -58,7 +58,7 @@ class WorkerProcess:
     """
 
     def __init__(self, process: Process, stop_pipe: int, health: WorkerHealthClient) -> None:
-        """Represent a process that was started. Only `start` calls this."""
+        """Keep the connections to a started process. Only `start` calls this."""
         self._process, self._stop_pipe = process, stop_pipe
         self.health = health
         self._started_at = anyio.current_time()
@@ -112,8 +112,8 @@ class WorkerProcess:
 
     @property
     def exit_timeout(self) -> float:
-        """How long the supervisor waits for the end of the process after it has requested a soft
-        stop, in seconds. Infinity: no limit."""
+        """Seconds that the supervisor waits after `request_stop` until the process has ended.
+        Infinity: no limit."""
         status = self._status
         if status is None:
             return self.hard_stop_exit_timeout
@@ -125,8 +125,8 @@ class WorkerProcess:
 
     @property
     def hard_stop_exit_timeout(self) -> float:
-        """How long the supervisor waits for the end of the process after it has requested a hard
-        stop, in seconds."""
+        """Seconds that the supervisor waits after `request_hard_stop` until the process has
+        ended."""
         if self._status is None:
             return HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + EXIT_MARGIN
         return self._status.hard_stop_timeout + EXIT_MARGIN
@@ -165,7 +165,8 @@ class WorkerProcess:
             os.kill(self._process.pid, signal.SIGABRT)
 
     def kill(self) -> None:
-        """Kill the process, and the programs in its process group that its jobs started."""
+        """Kill the process. Also kill the programs that its jobs started and that are still in its
+        process group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

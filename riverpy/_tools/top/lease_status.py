@@ -45,8 +45,8 @@ class LeaseStatus(msgspec.Struct, frozen=True):
     standbys: list[str] | None = None
     """The ids of the live clients that would acquire the lease if it was free; None: not known."""
     lag: LeaseLag | None = None
-    """The lag that the holder last reported in its current term: how many items of its work are not
-    handled, and the age of the oldest one. None if the holder reported no lag."""
+    """The lag that the holder last reported in its current term: the number of work items that are
+    not handled yet, and the age of the oldest one. None if the holder reported no lag."""
 
 
 class ShownLeases(NamedTuple):
@@ -64,12 +64,11 @@ async def read_lease_statuses(
     """Read the leases of user code, the most important first.
 
     Expired leases come before held leases. In each of these two groups, leases without standbys
-    (clients that would acquire the lease) come first. Among leases that are equal in both, the
-    lease whose reported oldest item is older comes first.
+    (clients that would acquire the lease) come first. Leases that are equal so far are sorted by
+    the reported age of their oldest item, the highest age first.
 
-    If the role may not read the table, return no leases. The statements run in a savepoint. So the
-    caller's open transaction remains usable if the server refuses a statement because of the
-    missing privilege.
+    If the role may not read the table, return no leases. The statements run in a savepoint, so that
+    the caller's transaction remains usable after this error.
 
     Args:
         has_reports: whether migration LEASE_REPORTS_MIGRATION is applied.

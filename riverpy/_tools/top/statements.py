@@ -28,8 +28,9 @@ class KindWithoutWorker(msgspec.Struct, frozen=True):
 
     kind: str
     jobs: int
-    """The number of available jobs of this kind. In each queue, at most the first 1,000 available
-    jobs are read, in the order of claims. With many queues, fewer jobs of each queue are read."""
+    """The number of available jobs of this kind. Only the first 1,000 available jobs of each queue
+    are read, in the order in which clients claim them. With many queues, fewer jobs of each queue
+    are read."""
     queues: list[str]
 
 
@@ -42,8 +43,8 @@ class RunningJobCountRow(NamedTuple):
 
 
 class QueueJobCountsRow(NamedTuple):
-    """The numbers of unfinished jobs of one queue. The argument `count_limit` of
-    `read_queue_job_counts` limits how many jobs of each state are counted."""
+    """The numbers of unfinished jobs of one queue, by state. At most `count_limit` (an argument of
+    `read_queue_job_counts`) jobs of each state are counted."""
 
     name: str
     is_paused: bool
@@ -56,11 +57,11 @@ class QueueJobCountsRow(NamedTuple):
     oldest_due_at: datetime | None
     """The time at which the oldest due job became due; None: no job is due."""
     started_attempts: int
-    """The number of attempts of unfinished jobs that started after `window_start`, an argument of
-    `read_queue_job_counts`."""
+    """The number of attempts of unfinished jobs that started after `window_start` (an argument of
+    `read_queue_job_counts`). Each of the `failed_attempts` also counts as started."""
     failed_attempts: int
-    """The number of attempts of unfinished jobs that failed after `window_start`, an argument of
-    `read_queue_job_counts`."""
+    """The number of attempts of unfinished jobs that failed after `window_start` (an argument of
+    `read_queue_job_counts`)."""
 
 
 class EndedJobCountsRow(NamedTuple):
@@ -76,9 +77,9 @@ class EndedJobCountsRow(NamedTuple):
     started_attempts: int
     failed_attempts: int
     wait_p95_seconds: float | None
-    """The 95th percentile of the waits, in seconds. A wait is the time from the moment at which a
-    job was due until its last attempt started. Only attempts that started in the window count.
-    None: there was no such attempt."""
+    """The 95th percentile of the wait times, in seconds. A wait time starts when the job is due,
+    and ends when its last attempt starts. Only attempts that started in the window count. None:
+    there was no such attempt."""
 
 
 class HeldOrExpiredLeaseRow(NamedTuple):
@@ -128,11 +129,11 @@ async def read_kinds_without_worker(
 async def read_running_job_counts(
     connection: Transaction, schema: str | None, *, count_limit: int, damaged_job_ids: Sequence[int]
 ) -> dict[str, RunningJobCountRow]:
-    """Return the number of running jobs and the longest run time of each client, by client id. The
-    client id is "" for jobs whose client is not known.
+    """Return how many jobs each client runs and the run time of its longest-running job, by client
+    id. Jobs whose client is not known have the client id "".
 
-    The statement reads at most `count_limit` running jobs. It does not read the clients of the jobs
-    in `damaged_job_ids`.
+    The statement reads at most `count_limit` running jobs. It does not read the column
+    `attempted_by` of the jobs in `damaged_job_ids`.
     """
     rows = await get_query("top", "top_running", schema).fetch(
         connection, cap=count_limit, skipped=damaged_job_ids
@@ -162,7 +163,7 @@ async def read_queue_job_counts(
 
     A job counts as late if it should have become available more than `late_after` ago. Started and
     failed attempts are counted only among the first `read_limit` jobs of each state. The statement
-    does not read the errors of the jobs in `damaged_job_ids`.
+    does not read the column `errors` of the jobs in `damaged_job_ids`.
     """
     rows = await get_query("top", "top_queues", schema).fetch(
         connection,
@@ -189,8 +190,8 @@ async def read_ended_job_counts(
     one row without a queue.
 
     If more than `count_limit` jobs of a state ended, only the newest of them are read. All rows
-    then cover a shorter time, which starts at the oldest of these jobs. The statement does not read
-    the errors of the jobs in `damaged_job_ids`.
+    then cover only the time since the oldest of these jobs ended. The statement does not read the
+    column `errors` of the jobs in `damaged_job_ids`.
     """
     rows = await get_query("top", "top_ended_jobs", schema).fetch(
         connection, window=window.total_seconds(), cap=count_limit, skipped=damaged_job_ids
@@ -201,8 +202,8 @@ async def read_ended_job_counts(
 async def count_pending_and_finished_jobs(
     connection: Transaction, schema: str | None, *, count_limit: int
 ) -> dict[str, int]:
-    """Return the number of pending jobs and of finished jobs, by state. Each number is at most
-    `count_limit`."""
+    """Return the numbers of pending, cancelled, completed and discarded jobs, by state. Each number
+    is at most `count_limit`."""
     rows = await get_query("top", "top_totals", schema).fetch(connection, cap=count_limit)
     return {row[0]: row[1] for row in rows}
 
@@ -210,9 +211,11 @@ async def count_pending_and_finished_jobs(
 async def read_leases(
     connection: Transaction, schema: str | None, *, name_prefix: str, limit: int
 ) -> tuple[list[HeldOrExpiredLeaseRow], bool]:
-    """Return the leases whose names start with `name_prefix`, and that are held or expired within
-    the last day. The statement reads only the first `limit` leases (by name) with this prefix. Also
-    return whether there may be more leases."""
+    """Return the leases whose names start with `name_prefix`, if they are held or have expired
+    within the last day. Also return whether there may be more leases.
+
+    The statement reads only the first `limit` leases with this prefix, by name.
+    """
     rows = await get_query("top", "top_leases", schema).fetch(
         connection, prefix=name_prefix, limit=limit
     )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow
 
 RATE_WINDOW = timedelta(seconds=10)
-"""The time over which rates are computed."""
+"""The time window for the rates `started_per_s`, `completed_per_s` and `failed_per_s`."""
 LATE_JOB_AFTER = timedelta(seconds=10)
 """A scheduled job or retry counts as late this long after it is due. A leader needs at most 5 s to
 make it available."""
@@ -83,7 +83,7 @@ CLIENTS_MAX = 1_000
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 """The server cancels a statement after this time."""
 STATUS_READ_TIMEOUT = 15.0
-"""Seconds that the connection and all statements of one read may take."""
+"""The timeout of one read in seconds, including the time for connecting."""
 
 
 class QueueStatus(msgspec.Struct, frozen=True):
@@ -99,8 +99,9 @@ class QueueStatus(msgspec.Struct, frozen=True):
     """Seconds since the oldest job became due; None: no job is due."""
     running: int
     slots: int | None
-    """The number of slots that the live clients have for the queue. None if this is not known,
-    because a client has an older version of riverpy."""
+    """The number of slots that the live clients have for the queue, i.e. how many of its jobs they
+    run at the same time. None if this is not known, because a client has an older version of
+    riverpy or riverpy's own tables are missing."""
     scheduled: int
     retryable: int
     late: int
@@ -110,9 +111,9 @@ class QueueStatus(msgspec.Struct, frozen=True):
     completed_per_s: float
     failed_per_s: float
     wait_p95: float | None
-    """The 95th percentile of the waits, in seconds. A wait is the time from the moment at which a
-    job was due until its last attempt started. Only jobs that started and ended recently count.
-    None if there was no such job."""
+    """The 95th percentile of the wait times, in seconds. A wait time starts when the job is due,
+    and ends when its last attempt starts. Only jobs that started and ended recently count. None if
+    there was no such job."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -120,8 +121,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
     client_id: str
     state: str
-    """`alive`, `stopping`, `silent` (no heartbeat for its `dead_after`), or `unregistered` (a River
-    client in Go, or a client whose row was deleted)."""
+    """`alive`, `stopping`, `silent` (no heartbeat for `dead_after` seconds), or `unregistered` (a
+    River client in Go, or a client whose row was deleted)."""
     running: int
     longest: float | None = None
     """The run time of the client's longest-running job, in seconds; None: no job runs."""
@@ -150,8 +151,8 @@ class LeaderStatus(msgspec.Struct, frozen=True):
     """Seconds until the lease expires. If negative, the lease has expired, and there is no
     leader."""
     foreign: bool | None
-    """True if the leader is not a riverpy client, but for example River in Go. None if this is not
-    known, because riverpy's own tables are missing or the lease has expired."""
+    """False if the leader is a riverpy client. True if not, for example if it is River in Go. None
+    if this is not known, because riverpy's own tables are missing or the lease has expired."""
     epoch: int | None = None
     """The number of the leader's term, i.e. its time as leader. None for `default`, whose terms
     have no number."""
@@ -166,7 +167,7 @@ class DomainStatus(msgspec.Struct, frozen=True):
     workers: int
     """The number of live clients of the domain."""
     candidates: int
-    """The number of live clients that take part in leader election."""
+    """The number of live clients that take part in the leader election of this domain."""
     queues: list[str]
     """The queues that the domain owns."""
 
@@ -191,7 +192,8 @@ class OverallStatus(msgspec.Struct, frozen=True):
     cap: int
     """The limit for counting jobs. If a number reaches the limit, there may be more jobs."""
     rates_over: float
-    """Seconds over which the rates are computed."""
+    """The length of the time window for the rates (`started_per_s`, `completed_per_s` and
+    `failed_per_s`), in seconds."""
     domains: list[DomainStatus] = []
     """The domains other than `default`."""
     kinds_without_worker: list[KindWithoutWorker] = []
@@ -202,7 +204,8 @@ class OverallStatus(msgspec.Struct, frozen=True):
     leases_left_out: int = 0
     """The number of leases that were read but are not in `leases`."""
     leases_partial: bool = False
-    """Whether the table has so many leases that only the first by name were read."""
+    """Whether the table may have more leases than were read. Only the first leases by name were
+    read."""
     damaged: list[int] = []
     """The ids of jobs that the server cannot read. These jobs are counted, but their errors and
     their clients are not known."""
@@ -279,9 +282,12 @@ class StatusReaderOnConnection:
         self._has_lease_reports = LEASE_REPORTS_MIGRATION in versions
 
     async def read(self, connection: Transaction, started_at: float) -> OverallStatus:
-        """Read the status in one read-only transaction. `started_at` is the monotonic time at which
-        the caller began to read, possibly before it connected: `OverallStatus.took` is the time
-        since then. This method has no timeout for the whole read, so the caller must set one."""
+        """Read the status in one read-only transaction. The caller must set a timeout for the whole
+        read.
+
+        `started_at` is the value of `time.monotonic()` when the caller began, before it connected
+        (if it had to connect). `OverallStatus.took` is the time since then.
+        """
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             await set_statement_timeout(connection, STATEMENT_TIMEOUT)
             return await self._read_status(connection, started_at)
@@ -401,7 +407,8 @@ class StatusReaderOnConnection:
 
 
 def compute_queue_read_limit(queue_count: int) -> int:
-    """Return how many jobs of one state are read in each queue."""
+    """Return the maximum number of jobs of one state whose attempts and errors are read in each of
+    `queue_count` queues."""
     return max(min(READ_JOBS_MAX, READ_JOBS_TOTAL_MAX // max(queue_count, 1)), 1)
 
 

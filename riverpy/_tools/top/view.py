@@ -1,7 +1,7 @@
 """The screen of `riverpy top`. This module turns the status into lines of text and terminal output.
 
-The output changes no mode of the terminal, so the process need not restore a mode at its end. Each
-frame overwrites the screen from the top left corner.
+The output does not change the mode of the terminal, so the process need not restore a mode when it
+ends. Each frame overwrites the screen from the top left corner.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ItemT = TypeVar("ItemT")
 _CURSOR_HOME, _CLEAR_REST_OF_LINE, _CLEAR_REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET_STYLE = "\x1b[0m"
 _ROUNDED_COUNT_MIN = 10_000
-"""A count that has reached its limit is shown in thousands, such as `10k+`, if it is at least this
-number."""
+"""A count that has reached its limit is rounded down to thousands, such as `10k+`, from this number
+on."""
 _STYLE_COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
 _JOB_STATES = (
     "available",
@@ -45,11 +45,13 @@ _LEFT_ALIGNED_COLUMNS = frozenset(
     {"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE", "LEASE", "HOLDER"}
 )
 _COLUMNS_HIDDEN_IF_EMPTY = frozenset({"LATE", "STUCK", "ASIDE", "ITEMS", "LAG", "REPORTED"})
-"""Columns that are shown only if they have a value."""
+"""Columns that are shown only if a cell of the column has a value other than `0` and `-`."""
 _COLUMNS_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
-"""Columns that a narrow screen drops first, if they have no value."""
+"""Columns that a narrow screen drops first, if all cells of the column are `0` or `-`. `CANDIDATE`
+and `VERSION` are dropped even if they have other values."""
 _COLUMNS_DROPPED_NEXT = ("SCHEDULED", "RETRYABLE", "WORKERS", "EPOCH", "HELD FOR")
-"""Columns that a narrow screen drops after the columns without a value."""
+"""Columns that a narrow screen drops after `_COLUMNS_DROPPED_IF_EMPTY`, whatever values they
+have."""
 _EMPTY_CELL_TEXTS = frozenset({"0", "-"})
 
 
@@ -62,8 +64,8 @@ class ScreenLine:
         self.style = style
 
     def render(self, width: int | None, *, color: bool) -> str:
-        """Return the text, shortened to `width`. If `color` is true, the text has the colour of the
-        line's style."""
+        """Return the text, shortened to at most `width` characters. With `color`, the text has the
+        colour of the line's style."""
         text = self.text
         if width is not None and len(text) > width:
             text = text[: max(width - 1, 0)] + "…"
@@ -71,7 +73,8 @@ class ScreenLine:
 
 
 def render_frame(lines: Sequence[ScreenLine], *, width: int, height: int, color: bool) -> str:
-    """Return the output that overwrites a terminal of this size. The cursor ends below the text."""
+    """Return the text that replaces the content of a terminal of this size with `lines`. The cursor
+    ends below the last line."""
     limit = max(height - 1, 1)
     shown = list(lines)
     if len(shown) > limit:
