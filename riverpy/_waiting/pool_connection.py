@@ -1,5 +1,5 @@
-"""SharedPoolConnection: lets the waits and subscriptions of a client use one connection of the pool
-at a time."""
+"""SharedPoolConnection: one pool connection at a time for all waits and subscriptions of a
+client."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class SharedPoolConnection:
-    """Lets all waits and subscriptions of a client together use at most one connection of the
-    client's pool at a time. Between two uses, the connection is in the pool."""
+    """Lends one connection of the client's pool at a time, for the statements of all waits and
+    subscriptions of the client. Between two uses, the connection is in the pool."""
 
     def __init__(self, get_pool: Callable[[], Pool]) -> None:
         """`get_pool` returns the pool of the open client, or raises ClientStateError."""

@@ -68,7 +68,7 @@ async def read_lease_statuses(
     the reported age of their oldest item, the highest age first.
 
     If the role may not read the table, return no leases. The statements run in a savepoint, so that
-    the caller's transaction remains usable after this error.
+    the caller's transaction remains usable after the server has refused a statement.
 
     Args:
         has_reports: whether migration LEASE_REPORTS_MIGRATION is applied.
