@@ -116,7 +116,7 @@ class Producer:
         self._is_notified = False
         """Whether a notification arrived since the last claim started."""
         self._is_poll_due = False
-        """Whether this queue is polled now, because another queue of its poll group is polled."""
+        """Whether to poll this queue now, together with another queue of its poll group."""
         self._is_woken_with_other_clients = True
         """Whether this client was woken at the same time as other clients, for example by a
         notification."""
@@ -338,8 +338,8 @@ class Producer:
         )
 
     def _is_caused_by_outage(self, error: Exception) -> bool:
-        """Return whether the server answers no statements at all. Then no job has caused the
-        error."""
+        """Return whether the server answers no statements at all. If so, no single
+        job has caused the error."""
         tracker = self._claim_connection.outage_tracker
         return isinstance(error, TimeoutError) and tracker.is_outage_logged
 
@@ -347,7 +347,7 @@ class Producer:
 
     @property
     def _must_claim_alone(self) -> bool:
-        """Return whether this queue could make a claim of several queues fail or take long."""
+        """Whether this queue could make a claim of several queues fail or take long."""
         return self._claim_cursor.must_claim_alone or self.unclaimable_jobs.may_include_failing_job
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
@@ -428,7 +428,7 @@ class Producer:
 
     async def _claim_one_job(self, connection: Connection, retried_job_id: int | None) -> bool:
         """Claim one job. `retried_job_id` is the id of a job whose claim failed before; None: claim
-        the next job. Returns whether the queue has no next job."""
+        the next job. Returns True if there is no next job."""
         claim = self._find_and_claim_row(connection, retried_job_id)
         rows, took = await self._claim_and_start(claim)
         if retried_job_id is not None:
@@ -458,7 +458,7 @@ class Producer:
         self.claimed.emit()
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
-        """Claim up to `limit` jobs of the queue in the range `part`. Returns the claimed number."""
+        """Claim up to `limit` jobs in the range `part` of the queue. Return how many it claimed."""
         claim = self._send_claim(connection, limit, part, self.unclaimable_jobs.skipped_job_ids)
         rows, took = await self._claim_and_start(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at
@@ -479,7 +479,7 @@ class Producer:
         return len(rows)
 
     def _record_and_check_if_slow(self, part: QueueRange, row_count: int, seconds: float) -> bool:
-        """Record a claim. Return whether the last two were slow, and this queue is the cause."""
+        """Record a claim. Return whether the last two were slow because of this queue."""
         is_slow = self._claim_cursor.record_claim_and_check_slow(part, row_count, seconds)
         if self._claimer.queue_count > 1:
             finder = self._claimer.slow_queue_finder

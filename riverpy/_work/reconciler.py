@@ -118,7 +118,7 @@ class Reconciler:
         """Whether a claim without an answer may have claimed jobs that do not run."""
         self._next_queue_update_at = 0.0
         self._last_read_id: int | None = 0
-        """The jobs of an earlier run were read up to this job id. None if all were read."""
+        """The last job id read in the search for jobs of an earlier run; None: all were read."""
         self._skipped_row_getters: list[Callable[[], list[SkippedRowReport]]] = []
         self._release_sender = self._make_row_sender(
             "release", self._send_release_statement, lambda claim_key: claim_key.id
@@ -207,7 +207,7 @@ class Reconciler:
 
     def _schedule_lost_claim_check(self) -> None:
         """Plan a check for the time at which a claim that has failed just now counts as lost. A
-        check that is planned for an earlier time stays planned, and this check follows it."""
+        check that is already planned for an earlier time still runs, and this check runs later."""
         self._failed_claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
         self._next_claim_check_at = min(self._next_claim_check_at, self._failed_claim_lost_at)
         self._wakeup.set()

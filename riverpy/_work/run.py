@@ -97,7 +97,7 @@ class ClientRun:
 
     def __init__(self, client: ClientParts, *, abandoned_claim_keys: frozenset[ClaimKey]) -> None:
         """Create the parts of the run, in the task that executes `run`. `abandoned_claim_keys` are
-        those of attempts of earlier runs in this process whose code may still be running."""
+        the claim keys of attempts of earlier runs in this process whose code may still run."""
         self._client, self._config = client, client.config
         config = client.config
         self.state: Literal["starting", "working", "stopping", "stopped"] = "starting"
@@ -106,7 +106,7 @@ class ClientRun:
         self._stop_requested = asyncio.Event()
         self._stop_timeouts = StopTimeouts(config.soft_stop_timeout, config.hard_stop_timeout)
         self._scope_cancelled_at_stop: anyio.CancelScope | None = None
-        """The cancel scope that a stop request cancels. None: no code to cancel is running."""
+        """The cancel scope that a stop request cancels. None: there is no code to cancel."""
         self._is_maintenance_abandoned = False
         self._abandoned_singletons: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
@@ -304,7 +304,7 @@ class ClientRun:
             self._domain_membership.forget_removed_queue(name)
 
     def _resync(self) -> None:
-        """Read what notifications would have told from the database, since some may be lost."""
+        """Read the current state from the database, because notifications may have been lost."""
         self._reconciler.resync()
         self._due_jobs.request_read()
         self._client.leases.wake_all_waiting_callers()

@@ -36,7 +36,7 @@ running claim, which may take one second after the stop request."""
 
 
 class RunQueueManager:
-    """The queues of one run. `producers` has the producer of each queue by the name of the queue. A
+    """The queues of one run. `producers` maps the name of each queue to its producer. A
     removed queue stays in `producers` until its producer has stopped."""
 
     def __init__(
@@ -121,8 +121,7 @@ class RunQueueManager:
         self._service_group = None
 
     def end_removal_waits(self) -> None:
-        """Let all calls of `remove_queue` return without a further wait, because the run has
-        ended."""
+        """Make all waiting calls of `remove_queue` return now, because the run has ended."""
         self._has_run_ended = True
         self._completer.batches_sent.set()
         for producer in self._draining_producers:
@@ -248,8 +247,8 @@ class RunQueueManager:
             self._draining_producers.discard(producer)
 
     def _find_unfinished_work(self, name: str) -> tuple[tuple[int, ...], int]:
-        """Return the ids of the running jobs of a queue, and how many of its results are not stored
-        yet."""
+        """Return the ids of the running jobs of a queue, and the number of results of its jobs that
+        are not stored yet."""
         running = tuple(sorted(attempt.id for attempt in self._running if attempt.queue == name))
         unstored = sum(attempt.queue == name for attempt in self._completer.unstored_attempts)
         return running, unstored

@@ -156,7 +156,7 @@ class RunningAttempts:
             self._log.info(RUNNING_JOBS_CANCELLED, running=len(self._attempts))
             for attempt in self:
                 self._cancel_attempt(attempt, StopCause.HARD_STOP)
-            # A task that was cancelled before its first step did not call `remove_ended_attempt`,
+            # A task that was cancelled before it started did not call `remove_ended_attempt`,
             # so release its job.
             self.release_attempts([one for one in self if one.task and one.task.done()])
             with anyio.move_on_after(hard_timeout(), shield=True):
@@ -185,8 +185,8 @@ class RunningAttempts:
         self.schedule_deadline_check(attempt.deadline)
 
     def pause_timeout(self, attempt: Attempt) -> None:
-        """Stop the timeout of an attempt until `restart_timeout`, because the job's code has to
-        wait before it can start."""
+        """Stop the timeout of an attempt until `restart_timeout` is called, because the job's code
+        has to wait before it can start."""
         if attempt.stop_cause is None:
             attempt.deadline = math.inf
 

@@ -201,7 +201,7 @@ class AttemptStepRunner:
 
     def _should_skip_step(self, name: str, *, has_cursor: bool, keep: bool) -> bool:
         """Return whether to skip a step, because an earlier attempt has completed it. A step with
-        `keep` whose result is not stored is not skipped."""
+        `keep` is not skipped if its result is not stored."""
         if self._stored_step is None:
             return False
         is_stored_step = name == self._stored_step
@@ -421,7 +421,7 @@ def _quote_step_name(name: str) -> str:
 
 def _encode_cursors(cursors: dict[str, str]) -> str:
     """Return the value of the metadata key for cursors. Without cursors it is null, as in River,
-    because a merge cannot remove the key."""
+    because merging metadata cannot remove a key."""
     return encode_json_object(cursors) if cursors else _JSON_NULL
 
 
