@@ -1,8 +1,8 @@
 """The pytest plugin of riverpy: a database and a client for each test. See docs/testing.md.
 
-pytest imports this package at the start of every run in an environment with riverpy, so the package
-is outside of `riverpy`: `import riverpy` takes longer than the start of pytest. A fixture imports
-riverpy when a test first uses it.
+pytest imports this package at the start of every run in an environment where riverpy is installed.
+The package is not part of `riverpy`, because `import riverpy` takes longer than the start of
+pytest. A fixture imports riverpy when a test first uses the fixture.
 
     hooks.py                the option --riverpy-url, and the number of the run
     databases.py            the server, the database of the tests, and what tests leave in it

@@ -40,8 +40,9 @@ def riverpy_connection(
 
 @pytest.fixture(scope="session")
 def riverpy_engine(riverpy_url: str) -> sqlalchemy.ext.asyncio.AsyncEngine:
-    """The engine of `riverpy_session`. Override this to use another driver than asyncpg, with
-    `poolclass=NullPool`. Its pool keeps connections for the later tests of an event loop."""
+    """The engine of `riverpy_session`. To use another driver than asyncpg, override this fixture
+    and create the engine with `poolclass=NullPool`. The pool of the default engine keeps
+    connections for later tests in the same event loop."""
     arguments = make_engine_arguments("riverpy_session", riverpy_url, "asyncpg")
     from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -60,8 +61,8 @@ def riverpy_session(
     riverpy_session_makers: Sequence[SessionMaker],
     _riverpy_refused_sessions: None,
 ) -> Generator[sqlalchemy.ext.asyncio.AsyncSession]:
-    """A session of SQLAlchemy in a transaction, which is rolled back after the test. Its commits
-    only release savepoints."""
+    """A session of SQLAlchemy in a transaction, which is rolled back after the test. A commit of
+    the session only releases a savepoint."""
     from riverpy.testing.async_fixtures import open_session
 
     manager = open_session(riverpy_engine, riverpy_session_makers)
@@ -96,9 +97,10 @@ def riverpy_client(
 def riverpy_tx(
     request: pytest.FixtureRequest, riverpy_session_makers: Sequence[SessionMaker]
 ) -> CallerTransaction | riverpy.Client:
-    """The session or client that `riverpy_jobs` and `riverpy_time` use: the first of
-    `riverpy_session`, `riverpy_connection` and `riverpy_client` that the test uses. Otherwise
-    `riverpy_session` if sessions of the application can join it, or else `riverpy_connection`."""
+    """The session, connection or client that `riverpy_jobs` and `riverpy_time` use: the first of
+    `riverpy_session`, `riverpy_connection` and `riverpy_client` that the test uses. If the test
+    uses none of them: `riverpy_session` if async sessions of the application can join its
+    transaction, otherwise `riverpy_connection`."""
     if not is_async(request.function):
         fail(
             "riverpy_jobs and riverpy_time are for async tests: write `async def "

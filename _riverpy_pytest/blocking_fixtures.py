@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def riverpy_sync_engine(riverpy_url: str) -> sqlalchemy.Engine:
-    """The engine of `riverpy_sync_session`. Override this to use another driver than psycopg, with
-    `poolclass=NullPool`."""
+    """The engine of `riverpy_sync_session`. To use another driver than psycopg, override this
+    fixture and create the engine with `poolclass=NullPool`."""
     arguments = make_engine_arguments("riverpy_sync_session", riverpy_url, "psycopg")
     from sqlalchemy import NullPool, create_engine
 
@@ -38,7 +38,7 @@ def riverpy_sync_session(
     _riverpy_refused_sessions: None,
 ) -> Generator[sqlalchemy.orm.Session]:
     """A session of SQLAlchemy for code that is not async, in a transaction, which is rolled back
-    after the test. Its commits only release savepoints."""
+    after the test. A commit of the session only releases a savepoint."""
     from riverpy.testing.async_fixtures import open_sync_session
 
     with (

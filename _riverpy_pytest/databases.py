@@ -135,8 +135,9 @@ def _empty_tables(databases: PytestRunDatabases) -> None:
 
 @pytest.fixture(autouse=True)
 def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator[None]:
-    """If a test with a database leaves a transaction open that holds locks, end it and fail the
-    test. This fixture opens before the other fixtures of a test, and closes after them."""
+    """After a test with a database, end the transactions with locks that the test has left open. If
+    there are any, fail the test. This fixture opens before the other fixtures of a test, and closes
+    after them."""
     if "_riverpy_databases" not in request.fixturenames:
         yield
         return
@@ -157,8 +158,9 @@ def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator
 
 
 def _may_commit_unseen(request: pytest.FixtureRequest) -> bool:
-    """Whether the test, or a fixture of the user, makes connections of its own, and nothing empties
-    the tables after the test."""
+    """Return whether the test may commit rows that no fixture deletes. This is so if the test or a
+    fixture of the user connects with `riverpy_url` or an engine fixture, and the test does not use
+    `riverpy_empty_tables`."""
     if "riverpy_empty_tables" in request.fixturenames:
         return False
     info: Any = request.node._fixtureinfo  # noqa: SLF001 (pytest has no public name for it)
@@ -172,8 +174,9 @@ def _may_commit_unseen(request: pytest.FixtureRequest) -> bool:
 
 @contextmanager
 def keeping_transaction(request: pytest.FixtureRequest) -> Generator[None]:
-    """If the tested code has ended the transaction of a fixture, fail the test and empty the
-    tables. They are emptied after the fixture is closed, because it may hold locks."""
+    """If the tested code has ended the transaction of the fixture in the `with` block, or has caused
+    MixedSessionsError, fail the test and empty the tables. The tables are emptied after the fixture
+    is closed, because the fixture may hold locks."""
     if "riverpy_empty_tables" in request.fixturenames:  # it must open before this fixture
         request.getfixturevalue("riverpy_empty_tables")
     is_own_database = "_riverpy_databases" in request.fixturenames

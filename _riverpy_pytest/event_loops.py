@@ -22,7 +22,8 @@ _ValueT = TypeVar("_ValueT")
 
 @asynccontextmanager
 async def _open_loop() -> AsyncGenerator[asyncio.AbstractEventLoop]:
-    """Return the running event loop. At the end, close the connections that its tests have kept."""
+    """Register the running event loop as a loop that runs tests, and yield the loop. At the exit,
+    close the connections that were kept open for later tests in this loop."""
     import asyncio
 
     from riverpy.testing.kept_connections import open_loops
@@ -33,8 +34,8 @@ async def _open_loop() -> AsyncGenerator[asyncio.AbstractEventLoop]:
 
 
 def make_asyncio_loops() -> ModuleType:
-    """Return a plugin with one fixture for each scope that an event loop of pytest-asyncio can
-    have. The fixture returns the loop."""
+    """Return a pytest plugin with one fixture for each scope of pytest-asyncio's event loops, such
+    as `function` or `session`. The fixture returns the loop of this scope."""
     import pytest_asyncio
 
     plugin = ModuleType("riverpy_asyncio_loops")

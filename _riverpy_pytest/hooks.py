@@ -27,7 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the number of this run, and register the loops of pytest-asyncio."""
+    """Choose the number of this run, which is part of the names of its databases. Register fixtures
+    for the event loops of pytest-asyncio."""
     given: dict[str, Any] = getattr(config, "workerinput", {})  # in a worker of pytest-xdist
     config.stash[RUN_NUMBER] = given.get("riverpy_run") or _make_run_number()
     if config.pluginmanager.hasplugin("asyncio"):

@@ -55,8 +55,8 @@ def riverpy_session_makers() -> Sequence[SessionMaker]:
 
 @pytest.fixture
 def _riverpy_refused_sessions(riverpy_session_makers: Sequence[SessionMaker]) -> Generator[None]:
-    """Let the sessions of the application refuse their first statement, unless another fixture
-    lets them use the database of the test."""
+    """Let the sessions of the application raise ConfigError at their first statement, unless
+    another fixture lets them use the database of the test."""
     with ExitStack() as stack:
         if riverpy_session_makers:
             from riverpy.testing.async_fixtures import refusing_sessions

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Return the value of a public name. The first call imports all public names, except the
-        few that `riverpy._public_names` imports when a program uses them, such as `Migrator`."""
+        """Return the value of a public name. The first call imports all public names, except a few,
+        such as `Migrator`, which `riverpy._public_names` imports only when a program uses them."""
         if name.startswith("_") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from riverpy import _public_names

@@ -40,16 +40,16 @@ all jobs that pass the filters."""
 REFUSAL_REASONS_MAX = 100
 """The maximum number of refused jobs for which `JobChanges.reasons` has an entry."""
 LOCKED_JOB_RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
-"""The delays in seconds before each new attempt to change the jobs that other sessions have locked.
-Their sum is 5 seconds."""
+"""The delays, in seconds, before the change is tried again on jobs that other sessions have locked.
+The delays add up to 5 seconds."""
 UNIQUE_KEY_LOCK_TIMEOUT = timedelta(milliseconds=500)
 """The lock timeout of a statement that changes jobs, unless it runs in the caller's transaction.
 The statement skips locked rows. It waits for another open transaction that has taken the unique key
 of one of the jobs, for example by an insert, or that has locked the whole table."""
 LOCK_WAITS_PER_BATCH_MAX = 30
-"""The maximum number of statements of one batch that may fail because of a lock. After one more,
-the batch ends, and the change of its remaining jobs is tried again later. If no statement of the
-batch has succeeded, the whole call fails instead, because the table may be locked."""
+"""The maximum number of statements of one batch that may fail because of a lock. If one more fails,
+the batch ends, and its remaining jobs are tried again later. If no statement of the batch has
+succeeded, the whole call fails instead, because the table may be locked."""
 UNIQUE_CONFLICT_REASON = "another job has the same unique key"
 JOB_LOCKED_REASON = "another session has locked the job, or takes its unique key"
 _LOCK_CONFLICT_SQLSTATES = {"40P01", "55P03"}
@@ -237,7 +237,7 @@ class BatchedJobChange:
 
 
 def _is_job_refused(error: PostgresError) -> bool:
-    """Return whether one job of the statement caused `error`, so that this job must be refused."""
+    """Return whether one job of the statement caused `error`. That job must then be refused."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return (
         is_permanent_statement_error(error) or is_damaged_or_untranslatable_error(error)

@@ -138,8 +138,8 @@ class EventMethods(ListeningMethods):
 
     @cached_property
     def _fleet_follower(self) -> FleetFollower:
-        """Reads the events of all running clients, and the states of watched jobs, for this client.
-        Created at its first use."""
+        """The FleetFollower of this client, created at its first use. It reads the events of all
+        running clients and the states of watched jobs."""
         from riverpy._fleet.follower import FleetFollower  # most clients do not need it
 
         return FleetFollower(

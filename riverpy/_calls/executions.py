@@ -1,5 +1,5 @@
 """RunOnceMethods: the methods of a client that run a function once, at most once or at least once
-for each key. A key counts for all processes that use the database."""
+for each key. All processes that use the database share the keys."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
 """The default time after which a claim expires. A claim is the right of one call of
 `run_at_least_once` to run its function."""
 CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY = 1 / 15
-"""A function is cancelled when this fraction of `expires_after` is left until its claim expires.
-This margin is needed because the clocks of client and server may run at different speeds."""
+"""A function is cancelled before its claim expires: when this fraction of `expires_after` is left.
+The margin is needed because the clocks of client and server may run at different speeds."""
 DURATION_ARGUMENT_MAX = timedelta(days=36_500)
 """The maximum value of the arguments `kept`, `wait` and `expires_after`."""
 UNREGISTERED_CLAIMANT_LIFETIME = timedelta(minutes=1)
@@ -101,8 +101,8 @@ class RunOnceMethods(ClientMethods):
 
     @cached_property
     def _unrecorded_failures(self) -> dict[str, Claim]:
-        """By key, the claims of calls whose failure is not yet recorded in the database. Until the
-        failure of a `run_at_most_once` call is recorded, other calls with its key return
+        """The claims of failed calls whose failure is not yet recorded in the database, by key.
+        Until the failure of a `run_at_most_once` call is recorded, other calls with its key return
         IN_PROGRESS as long as this client is alive."""
         return {}
 
@@ -146,7 +146,7 @@ class RunOnceMethods(ClientMethods):
         others wait for its outcome.
 
         Args:
-            key: identifies the effect: 1 to 255 characters.
+            key: identifies the effect of `fn`: 1 to 255 characters.
             fn: receives your `tx`. If `tx` is None, it receives the connection of the transaction.
                 It must write only over this connection.
             kept: how long the key is stored. After that, a call runs `fn` again. Default 30 days.
@@ -154,9 +154,10 @@ class RunOnceMethods(ClientMethods):
             wait: how long to wait for another call with this key. Default 10 seconds.
             tx: your connection, in a transaction. The effect is complete when you commit the
                 transaction. The transaction stays usable if `fn` raises. `fn` runs in a savepoint
-                of it, where `Lease.fence` raises TransactionError: to bind the transaction to a
-                lease, call `fence` before `run_once`. Default None: a transaction on the client's
-                pool, with the role's default isolation level and a timeout of 30 seconds.
+                of the transaction, so `Lease.fence` raises TransactionError in `fn`. To bind the
+                transaction to a lease, call `fence` before `run_once`. Default None: a transaction
+                on the client's pool, with the role's default isolation level and a timeout of 30
+                seconds.
 
         Returns:
             An Execution in state RAN or DONE_BEFORE. The state is IN_PROGRESS if another call runs
@@ -174,7 +175,7 @@ class RunOnceMethods(ClientMethods):
                 transaction.
             Exception: the exception of `fn`, or a database error. If `fn` suppresses an error of a
                 statement, `run_once` raises that error, because the transaction cannot commit.
-                asyncpg.SerializationError: another call completed the effect after `tx` took its
+                asyncpg.SerializationError: another call stored this key after `tx` took its
                 snapshot.
         """
         _validate_arguments(key, fn, kept=kept, wait=wait)
@@ -226,7 +227,7 @@ class RunOnceMethods(ClientMethods):
         counts as dead one minute after the claim.
 
         Args:
-            key: identifies the effect: 1 to 255 characters.
+            key: identifies the effect of `fn`: 1 to 255 characters.
             fn: receives the claim.
             kept: how long the key is stored. After that, a call runs `fn` again. Default 30 days.
                 None: forever.
@@ -271,7 +272,7 @@ class RunOnceMethods(ClientMethods):
         the exception.
 
         Args:
-            key: identifies the effect: 1 to 255 characters.
+            key: identifies the effect of `fn`: 1 to 255 characters.
             fn: receives the claim. `fn` is cancelled shortly before the claim expires.
             expires_after: how long `fn` may run. If the process crashes, other calls return
                 IN_PROGRESS until this time has passed. Default 5 minutes.
@@ -307,7 +308,7 @@ class RunOnceMethods(ClientMethods):
             return claim
         try:
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
-                # If the deadline passed while the key was claimed, raise here and do not call `fn`.
+                # If the deadline has passed before `fn` starts, raise here and do not call `fn`.
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 value = await call_async_function(fn, claim)
         except BaseException:

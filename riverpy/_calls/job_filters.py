@@ -27,8 +27,8 @@ class CheckedFilters(NamedTuple):
     """Validated filters of a list of jobs."""
 
     values: dict[str, object]
-    """The values of the filters, by filter name. In the SQL statements for lists of jobs, the
-    condition of a filter has the same name, and is left out if the filter is not given."""
+    """The values of the given filters, by filter name. The SQL statements for lists of jobs contain
+    one condition for each given filter. The filter name is also the name of the condition."""
 
     @property
     def states(self) -> list[str]:

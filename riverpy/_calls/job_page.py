@@ -151,13 +151,13 @@ def _get_start_position(
 
 
 def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
-    """Return whether the query planner must not see the limit of the page.
+    """Return whether the statement must hide the limit of the page from the query planner.
 
-    If the planner saw the limit, it could choose to read all old jobs first, for two reasons. It
-    has no statistics on the content of metadata, args and errors, so it expects that many jobs pass
-    filters on them. It also expects that the jobs of a state are spread over the whole table, but
-    jobs that wait or run are among the newest. The second reason does not apply to a page behind a
-    cursor.
+    With a limit, the planner may choose to scan all old jobs first, because of two wrong estimates.
+    The planner has no statistics on the content of metadata, args and errors, so it expects that
+    many jobs pass a filter on this content. It also expects that the jobs of each state are spread
+    over the whole table, but jobs that wait or run are among the newest. The second estimate does
+    no harm on a page behind a cursor.
     """
     given = filters.values
     if not given.keys().isdisjoint({"metadata", "args"}):
@@ -168,7 +168,13 @@ def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: 
 
 
 def _choose_time_field(order: JobOrder, states: Sequence[str]) -> str | None:
-    """Return the time column by which a list is ordered. None: the list is ordered by id."""
+    """Return the time column by which a list is ordered. None: the list is ordered by id. For the
+    order `time`, the column depends on the first state of the filter `states`. Without this filter,
+    the column is `scheduled_at`.
+
+    Raises:
+        ConfigError: the order is `finalized_at`, and one of `states` is not a final state.
+    """
     if order == "id":
         return None
     if order == "finalized_at":

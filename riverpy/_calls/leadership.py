@@ -21,9 +21,9 @@ class LeadershipMethods(ClientMethods):
         becomes leader. Leaders in Go receive the request too.
 
         The leader is notified when the transaction commits. If there is no leader, the request has
-        no effect. A leader without notifications, for example with `poll_only`, does not receive
-        the request. The former leader may become leader again if no other client takes part in
-        leader election.
+        no effect. A leader that receives no notifications, for example because of `poll_only`, does
+        not receive the request. The former leader may become leader again if no other client takes
+        part in leader election.
 
         Args:
             tx: as for `insert`.

@@ -43,10 +43,10 @@ class LeaseMethods(EventMethods):
         `await fn(lease)` begins when this process has acquired the lease. When the lease is lost or
         the client stops, `fn` is cancelled once, so that it can await its cleanup. Writes are
         always safe if each transaction begins with `await lease.fence(connection)`. If the function
-        returns, this process does not run it again until the client is started again, and another
-        process that waits for the lease runs it. If a function ignores its cancellation for a fifth
-        of `Config.leader_ttl`, this is logged every 10 seconds. This process does not start the
-        function again until it has ended.
+        returns, another process that waits for the lease runs it. This process does not run it
+        again until the client is started again. If a function ignores its cancellation for a fifth
+        of `Config.leader_ttl`, this is logged every 10 seconds. Until that call of the function has
+        ended, this process does not start the function again.
 
         Args:
             name: the name of the lease: 1 to 100 printable ASCII characters without a space. All

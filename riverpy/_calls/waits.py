@@ -130,8 +130,7 @@ class WaitMethods(ListeningMethods):
 
     @cached_property
     def _waiter(self) -> JobWaiter:
-        """The object with which all calls of this client wait for jobs to end. Created at its first
-        use."""
+        """The JobWaiter that all waits of this client share, created at its first use."""
         from riverpy._waiting.waiter import JobWaiter  # most clients do not need it
 
         return JobWaiter(

@@ -30,15 +30,16 @@ REGISTRATION_STATEMENT_TIMEOUT = 10.0
 """The timeout of each statement that registers a run or reads the heartbeat of another run, in
 seconds."""
 HEARTBEAT_READS_WITHIN_DEAD_AFTER = 12
-"""The minimum number of reads of another client's heartbeat within `dead_after`. A client reads it
-so often to find out whether the other client is dead: another run with the same client id, or a
-client of the domain that owns one of its queues."""
+"""The minimum number of times within `dead_after` that a client reads the heartbeat of another
+client, to find out whether the other client is dead. The client does this before it takes over the
+client id of the other client, or a queue that the domain of the other client owns."""
 HEARTBEAT_READ_INTERVAL_MAX = 5.0
-"""The maximum time in seconds between two of these reads."""
+"""The maximum time between two reads of another client's heartbeat, in seconds."""
 
 _registered_client_runs: set[tuple[str | None, str, int]] = set()
-"""The registered runs of this process. Each entry contains the name of the process, the client id,
-and the time of the registration. A forked process has another name."""
+"""The registered runs of this process. Each entry contains the result of `get_own_process_name`,
+the client id, and the time of the registration in microseconds since 2000. A forked process
+inherits the entries, but has another process name."""
 
 
 class ClientIdRegistration:
@@ -148,7 +149,7 @@ class ClientIdRegistration:
 
         If the run is registered, return the time of the registration in microseconds since 2000,
         and None. If another run has the client id, return None and the other run. If the row of the
-        other run was deleted at that moment, return None and None.
+        other run was deleted before this method could read the row, return None and None.
         """
         async with (
             self._connection.acquire("registering", REGISTRATION_STATEMENT_TIMEOUT) as connection,

@@ -96,11 +96,11 @@ class HeartbeatWriter:
         """Create the heartbeat writer without sending a statement.
 
         Args:
-            connections: the connections for heartbeats, in the order in which they are tried: each
-                only if those before have failed. The first connection should have a short
-                `lock_timeout`. Otherwise, if the table is locked, the heartbeat reaches its
-                timeout, and the timeout closes the connection. The last connection is also used to
-                register the run.
+            connections: the connections for heartbeats, in the order in which they are tried. A
+                connection is tried only after the earlier ones have failed. The first connection
+                should have a short `lock_timeout`. Otherwise, if the table is locked, the heartbeat
+                reaches its timeout, and the timeout closes the connection. The last connection is
+                also used to register the run.
             on_client_id_lost: called once when another run has registered under the client id.
                 After that, this run writes no heartbeats and claims no jobs.
             get_lease_report: returns what a heartbeat reports about leases. It returns None if the
@@ -217,8 +217,8 @@ class HeartbeatWriter:
 
     async def is_run_still_registered(self, connection: Connection) -> bool:
         """Return whether this run still has the client id. Call this method after reading the rows
-        of claimed jobs. If it returns True, this run has claimed the jobs, and not another run with
-        the same client id.
+        of claimed jobs. If the result is True, this run has claimed the jobs. If the result is
+        False, another run with the same client id may have claimed them.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
