@@ -174,9 +174,9 @@ def _may_commit_unseen(request: pytest.FixtureRequest) -> bool:
 
 @contextmanager
 def keeping_transaction(request: pytest.FixtureRequest) -> Generator[None]:
-    """If the tested code has ended the transaction of the fixture in the `with` block, or has caused
-    MixedSessionsError, fail the test and empty the tables. The tables are emptied after the fixture
-    is closed, because the fixture may hold locks."""
+    """Fail the test and empty the tables if the fixture in the `with` block raises
+    TransactionEndedError, because the tested code has ended its transaction, or MixedSessionsError.
+    The tables are emptied after the fixture is closed, because the fixture may hold locks."""
     if "riverpy_empty_tables" in request.fixturenames:  # it must open before this fixture
         request.getfixturevalue("riverpy_empty_tables")
     is_own_database = "_riverpy_databases" in request.fixturenames

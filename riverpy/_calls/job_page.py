@@ -153,7 +153,7 @@ def _get_start_position(
 def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
     """Return whether the statement must hide the limit of the page from the query planner.
 
-    With a limit, the planner may choose to scan all old jobs first, because of two wrong estimates.
+    If the planner sees the limit, it may scan all old jobs first, because of two wrong estimates.
     The planner has no statistics on the content of metadata, args and errors, so it expects that
     many jobs pass a filter on this content. It also expects that the jobs of each state are spread
     over the whole table, but jobs that wait or run are among the newest. The second estimate does
