@@ -2,8 +2,9 @@
 
 The methods of a client are coroutines. With a blocking session they never wait, because the session
 blocks the thread until the server has answered. So each `await` returns at once, and one `send`
-runs the coroutine to its end. A context variable shows the called code that it runs this way. It
-does not matter whether the thread has a running event loop, as in a notebook.
+runs the coroutine to its end. A context variable stores the calling thread and task, so that the
+called code can check whether it runs this way. The thread may also have a running event loop, as in
+a notebook: this changes nothing.
 
 `sleep`, `fail_after` and `move_on_after` of this module work with and without an event loop.
 Without an event loop, a timeout has no effect. The server's `lock_timeout` and `statement_timeout`
@@ -95,9 +96,12 @@ def iterate_without_loop(values: AsyncGenerator[ValueT]) -> Iterator[ValueT]:
 
 
 def is_without_loop() -> bool:
-    """Return whether the calling code runs inside `run_without_loop`. The context variable is not
-    enough for this, because threads and tasks that such code starts have a copy of it. So the
-    current thread and task must also be those that called `run_without_loop`."""
+    """Return whether the calling code runs inside `run_without_loop`.
+
+    Code in `run_without_loop` may start threads and tasks, which get a copy of the context
+    variable. So this function also checks that the current thread and task are the ones that called
+    `run_without_loop`.
+    """
     caller = _caller_without_loop.get()
     return caller is not None and caller == (threading.get_ident(), get_current_task())
 
@@ -164,7 +168,8 @@ def move_on_after(seconds: float) -> AbstractContextManager[_TimeoutScope]:
 async def make_async_context_manager(
     context: AbstractContextManager[ValueT],
 ) -> AsyncGenerator[ValueT]:
-    """Return an async context manager that does the same as `context`. It never waits."""
+    """Return an async context manager that enters and exits the plain context manager `context`.
+    It never suspends the coroutine that uses it."""
     with context as value:
         yield value
 
@@ -212,7 +217,10 @@ def _is_missing_event_loop_error(error: RuntimeError) -> bool:
 def refuse_wait_without_loop(
     awaitable: Awaitable[ResultT], get_name: Callable[[], str]
 ) -> Awaitable[ResultT]:
-    """Return `awaitable`, which is user code. Without an event loop, return a wrapper that raises
-    ConfigError if the user code waits. `get_name` returns the name of the user code for this
-    error."""
+    """Make sure that user code does not wait if there is no event loop.
+
+    With an event loop, return `awaitable` unchanged. Without one, return a wrapper that raises
+    ConfigError if `awaitable` waits. `get_name` returns the name of the user code, for the text of
+    this error.
+    """
     return _WaitRefusingAwaitable(awaitable, get_name) if is_without_loop() else awaitable

@@ -120,14 +120,15 @@ class Attempt(Job[Any]):
         self.is_result_replaced = False
         self.attempt_store = attempt_store
         self.step_runner: AttemptStepRunner | None = None
-        """Runs the steps of the job. None if the code has not used steps so far."""
+        """Runs the steps of the job. None if this attempt has not used steps so far, and earlier
+        attempts have stored none."""
         self.is_completed_in_transaction = False
         """Whether the job's code has called `complete_tx`. If the transaction of that call was
         rolled back, the attempt ends as usual."""
 
     def get_encoded_values(self) -> Sequence[Any]:
-        """Return the claimed row. If `attempted_by` is empty, it is replaced with a list of this
-        client's id. If `tags` is None, it is replaced with an empty list."""
+        """Return the encoded values of the claimed row. If `attempted_by` is None or empty, it
+        becomes a list with this client's id. If `tags` is None, it becomes an empty list."""
         row = self._row
         if row[JobColumn.ATTEMPTED_BY] and row[JobColumn.TAGS] is not None:
             return row
@@ -254,8 +255,9 @@ class Attempt(Job[Any]):
         self.report_progress_text(msgspec.json.encode(progress).decode())
 
     def report_progress_text(self, text: str) -> None:
-        """Report the progress of the job, as JSON text. It is stored by the next write, which
-        stores the progress of all jobs of the client. This method may be called in any thread."""
+        """Report the progress of the job, as JSON text. The client stores it with its next write of
+        progress, or at the latest with the result of the job. After the end of the attempt, do
+        nothing. This method may be called in any thread."""
         if self.ended_at:  # the job's code has reported after the end of the attempt
             return
         self._record_metadata(PROGRESS_METADATA_KEY, text)
@@ -291,7 +293,11 @@ class Attempt(Job[Any]):
         return AttemptStepRunner(self)
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
-        """Return the step runner, made if needed. Raise an error if `method` needs a loop."""
+        """Return the step runner. Create it if there is none.
+
+        Without an event loop, raise an error that names `method` if `needs_event_loop` is True or
+        if there is no step runner yet.
+        """
         if not is_in_event_loop() and (needs_event_loop or self.step_runner is None):
             raise make_event_loop_required_error(method)
         if self.step_runner is None:
@@ -314,7 +320,8 @@ class Attempt(Job[Any]):
 
     def remove_outcome_metadata(self) -> None:
         """Remove the number of snoozes, the last completed step and the cursors from the metadata
-        to store, because the code has called `complete_tx`. Other recorded metadata is kept."""
+        to store, because `complete_tx` has already completed the job. Other recorded metadata is
+        kept."""
         for key in (SNOOZE_COUNT_METADATA_KEY, STEP_METADATA_KEY, CURSORS_METADATA_KEY):
             self.remove_metadata_update(key)
 
@@ -328,7 +335,7 @@ class Attempt(Job[Any]):
         """Merge metadata keys and their values (JSON texts) into the job's row now, before the
         attempt ends.
 
-        Without `tx`, a failed statement is retried for `timeout` seconds.
+        Without `tx`, retry after temporary errors for at most `timeout` seconds; 0: do not retry.
         """
         if tx is None and timeout:
             await self.attempt_store.merge_metadata_with_retries(
@@ -361,8 +368,8 @@ class Attempt(Job[Any]):
         self._metadata_updates = None
 
     def convert_error_text_to_ascii(self) -> bool:
-        """Replace each non-ASCII character of the error text with `?`. Returns whether there was
-        such a character."""
+        """Replace each non-ASCII character of the error text with `?`. Return whether the text
+        had such a character."""
         outcome = self.outcome
         if outcome is None or outcome.error_entry is None or outcome.error_entry.isascii():
             return False

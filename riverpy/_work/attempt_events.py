@@ -42,7 +42,8 @@ def _make_stored_row(attempt: Attempt) -> list[Any]:
 
 
 def _make_job_statistics(attempt: Attempt, row: list[Any]) -> JobStatistics:
-    """Return how long the job waited, ran and waited for its result to be stored."""
+    """Return three durations: how long the job waited in its queue, how long it ran, and the
+    time from its end until its result was stored."""
     attempted_at = decode_timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
     # `started_at` is 0 if the job was released before its start.

@@ -49,7 +49,7 @@ class RunningJobEventPublisher(Protocol):
 
     fleet_outbox: FleetOutbox | None
     """The events that are not yet sent to the clients that follow this client. None if no client
-    follows."""
+    follows this client."""
 
     def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
         """Publish that attempts have started."""
@@ -68,9 +68,13 @@ class AttemptStore:
         events: RunningJobEventPublisher,
         client_id: str,
     ) -> None:
-        """`transaction` opens a savepoint in the caller's transaction that it receives. For None, a
-        transaction is opened on the client's pool. `client_id` is the id under which the client
-        claims jobs."""
+        """Create a store.
+
+        Args:
+            transaction: takes a caller's transaction and opens a savepoint in it. If it gets None,
+                it opens a transaction on the client's pool.
+            client_id: the id under which the client claims jobs.
+        """
         self._transaction, self._schema = transaction, schema
         self.events = events
         self.client_id = client_id

@@ -209,7 +209,11 @@ class BlockingJobRunner:
     async def _wait_for_job_in_child(
         self, future: asyncio.Future[Any], child: ChildProcess
     ) -> None:
-        """Wait for the job. If cancelled, cancel it in the child, and kill the child later."""
+        """Wait until the job in the child, or the child itself, has ended.
+
+        If this task is cancelled, cancel the job in the child. Kill the child after
+        `cancel_grace_period`, or earlier if this task is cancelled again.
+        """
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:

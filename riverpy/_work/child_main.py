@@ -69,8 +69,8 @@ class _ChildJob(Job[Any]):
         self._row, self._args, self._metadata_updates, self._worker = row, args, None, worker
 
     def _record_metadata(self, key: str, json_text: str) -> None:
-        """Send the value to the worker at once, so that it is stored even if this process is
-        killed."""
+        """Record a metadata key and its value (JSON text), and send both to the worker at once. So
+        the value is stored even if this process is killed."""
         super()._record_metadata(key, json_text)
         self._worker.send_metadata(self, key, json_text)
 
@@ -319,11 +319,11 @@ def _find_import_error(pickled_function: bytes) -> str | None:
 
 
 def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
-    """Run a job, and report its error (or None) to the worker. A note that is added to the error
-    contains the traceback, because a traceback cannot be pickled."""
+    """Run a job, and report its error (or None) to the worker. The traceback is added to the error
+    as a note, because a traceback cannot be pickled."""
     error_to_send: BaseException | None = None
     try:
-        # This imports user code, so it runs in the main thread and before the job starts.
+        # Unpickling imports user code, so it runs in the main thread and before the job starts.
         function, row, args = pickle.loads(pickled_job)  # noqa: S301 (our own worker's)
         job = _ChildJob(row, args, worker)
         worker.report_job_start(job)

@@ -22,7 +22,7 @@ LINE_SIZE_MAX = 4096
 LINES_PER_SECOND_MAX = 100
 """The maximum number of lines of one process that are logged per second, on average."""
 LINE_BURST_MAX = 1000
-"""The maximum number of lines of one process that are logged at once, after a time with little
+"""The maximum number of lines of one process that are logged in a burst, after a time with little
 output."""
 DROPPED_LINES_LOG_INTERVAL = 10.0
 """Seconds between two log events about dropped lines of the same job."""
@@ -47,7 +47,8 @@ class ChildOutputLogger:
         """The jobs whose output is read next, each with its id and kind: first ended jobs whose
         output may still be in the pipe, then the running job."""
         self._job_of_last_line: tuple[int | None, str | None] = (None, None)
-        """The id and the kind of the job that wrote the last line."""
+        """The id and the kind of the last job that ended. Output that follows is logged with them,
+        until the next job is added."""
         self._partial_line = bytearray()
         """The beginning of a line that is not complete."""
         self._is_line_cut = False
@@ -67,9 +68,9 @@ class ChildOutputLogger:
         self._next_jobs.append((job_id, kind))
 
     def log_startup_output(self, data: bytes) -> None:
-        """Log what the child has written before its first message. `data` comes from the pipe for
-        messages, because this pipe is the child's stdout until the child moves it. Code that Python
-        runs at its start may write to stdout."""
+        """Log `data`, which the child wrote to its stdout before its first message. For example,
+        code that Python runs at its start may print text. At that time, stdout is still the pipe
+        for messages."""
         if data:
             with self._lock:
                 self._add_output(data if data.endswith(b"\n") else data + b"\n")

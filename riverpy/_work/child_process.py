@@ -186,9 +186,9 @@ class ChildProcess:
         raise for its job."""
         if sys.platform == "linux":
             with suppress(subprocess.TimeoutExpired):
-                # The guard ends in the same way as the process that runs jobs. But if a job's code
-                # has closed the pipe, the process that runs jobs may keep running. So wait only for
-                # a limited time.
+                # The exit code of the guard shows how the process that runs jobs has ended. Wait
+                # for the guard only for a limited time: if a job's code has closed the pipe, the
+                # process that runs jobs may keep running.
                 self._process.wait(GUARD_PROCESS_EXIT_TIMEOUT)
         self._kill_process_group()
         exit_code = self._process.wait()
@@ -202,8 +202,9 @@ class ChildProcess:
         return ChildProcessError(_describe_exit(exit_code))
 
     def cancel_job(self) -> None:
-        """Set `job.cancelled` in the child, without blocking. If the job does not use
-        `job.cancelled`, the child process ends."""
+        """Cancel the running job, without blocking. If the job uses `job.cancelled`, the child sets
+        this event. Otherwise the child ends. The child is killed if the job was not sent to it
+        yet, or if it cannot receive the request at once."""
         self.is_job_cancelled = True
         if not self._has_sent_job or not _is_writable(self._pipe_to_child):
             self.kill()

@@ -32,10 +32,10 @@ SLOW_CLAIM_THRESHOLD = 0.01
 SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
 BACKLOG_CLAIM_ROWS_MIN = 100
-"""The minimum size of a backlog claim: this number of jobs, times the largest priority number among
-the claimed jobs. A backlog claim also returns as many jobs as requested, so the queue probably
-holds more jobs. The size depends on the priority because a later claim that starts at positions
-needs one statement for each priority up to the largest."""
+"""A claim is a backlog claim if it returns as many jobs as requested, and at least this number
+times the largest priority number among the claimed jobs. Then the queue probably holds more jobs.
+The priority is a factor because a later claim that starts at positions needs one statement for each
+priority up to the largest."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
 """The maximum fraction of time that the client spends on claims from the beginning of the index."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2
@@ -47,11 +47,11 @@ INSERT_COMMIT_DELAY_MAX = 1.0
 """If the insert of a job commits more than this many seconds after the job's `scheduled_at`, the
 cursor may skip the job."""
 COMPARED_CLAIM_DURATIONS_MAX = 64
-"""The maximum number of durations to compare. They are the durations of the latest claims from one
-queue each."""
+"""The maximum number of durations that `SlowQueueFinder` compares. Each is the duration of a recent
+claim from a single queue."""
 CLAIM_DURATION_TOLERANCE_FACTOR = 1.5
-"""Separate claims, one for each queue, may take up to this many times as long in total as one claim
-of all queues, and still count as equally fast. Durations vary from claim to claim."""
+"""Separate claims, one for each queue, count as equally fast as one claim of all queues if together
+they take less than this many times its duration. Durations vary from claim to claim."""
 JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -171,9 +171,9 @@ class ClaimCursor:
         """Return the ranges of the queue to claim from. The caller claims from them in this order
         until it has enough jobs.
 
-        The last range is the whole queue if claims of the whole queue are not slow, or if it is
-        time for one. If it is time, but the other ranges have enough jobs, the next call returns
-        only the whole queue.
+        The last range is the whole queue if claims of the whole queue are not slow, or if the next
+        claim of the whole queue is due. If it is due, but the other ranges have enough jobs, the
+        next call returns only the whole queue.
         """
         if not self._position_by_priority or self._is_whole_queue_claim_overdue:
             return (WHOLE_QUEUE_RANGE,)
