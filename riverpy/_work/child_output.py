@@ -46,7 +46,7 @@ class ChildOutputLogger:
         self._next_jobs: deque[tuple[int, str]] = deque()
         """The jobs whose output is read next, each with its id and kind: first ended jobs whose
         output may still be in the pipe, then the running job."""
-        self._job_of_last_line: tuple[int | None, str | None] = (None, None)
+        self._last_ended_job: tuple[int | None, str | None] = (None, None)
         """The id and the kind of the last job that ended. Output that follows is logged with them,
         until the next job is added."""
         self._partial_line = bytearray()
@@ -124,10 +124,10 @@ class ChildOutputLogger:
         if is_end_of_job:
             self._log_dropped_lines()
             if self._next_jobs:
-                self._job_of_last_line = self._next_jobs.popleft()
+                self._last_ended_job = self._next_jobs.popleft()
 
     def _describe_current_job(self) -> dict[str, int | str | None]:
-        job_id, kind = self._next_jobs[0] if self._next_jobs else self._job_of_last_line
+        job_id, kind = self._next_jobs[0] if self._next_jobs else self._last_ended_job
         return {"kind": kind, "job_id": job_id}
 
     def _log_line(self, line: bytes) -> None:

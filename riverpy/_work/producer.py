@@ -170,8 +170,9 @@ class Producer:
         )
 
     def wake_after_notification(self, notify_interval_ms: float | None = None) -> None:
-        """Claim now, because a notification was received or may have been lost. Claim again later
-        if the sender may insert more jobs without a notification (for `notify_interval_ms` ms)."""
+        """Claim now, because a notification was received or may have been lost. Claim again later,
+        because its sender may insert more jobs without a notification for `notify_interval_ms`
+        milliseconds. 0: it does not. None: the sender may be River in Go."""
         self._planned_claim_times.plan_follow_up_claims(notify_interval_ms)
         self.wake()
 
@@ -338,8 +339,8 @@ class Producer:
         )
 
     def _is_caused_by_outage(self, error: Exception) -> bool:
-        """Return whether the server answers no statements at all. If so, no single
-        job has caused the error."""
+        """Return whether a claim timed out during an outage, in which the server answers no
+        statements. If so, no job has caused the error."""
         tracker = self._claim_connection.outage_tracker
         return isinstance(error, TimeoutError) and tracker.is_outage_logged
 
