@@ -170,9 +170,8 @@ class Producer:
         )
 
     def wake_after_notification(self, notify_interval_ms: float | None = None) -> None:
-        """Claim now, because a notification was received or may have been lost. Claim again later,
-        because its sender may insert more jobs without a notification for `notify_interval_ms`
-        milliseconds. 0: it does not. None: the sender may be River in Go."""
+        """Claim now, because a notification was received or may have been lost. Claim again after
+        `notify_interval_ms`, as the sender may insert without a notification; None: River in Go."""
         self._planned_claim_times.plan_follow_up_claims(notify_interval_ms)
         self.wake()
 
