@@ -133,8 +133,8 @@ class Client(
         self._opened_in: ProcessAndLoop | None = None
         self._run: ClientRun | None = None
         self._stop_next_run: Callable[[ClientRun], None] | None = None
-        """How to stop the next run as soon as it starts: `ClientRun.stop` or `ClientRun.stop_hard`.
-        None: no stop was requested before the run."""
+        """The method that stops the next run as soon as it starts: `ClientRun.stop` or
+        `ClientRun.stop_hard`. None: no stop was requested before the run."""
         self._last_run: ClientRun | None = None
         """The current run. If the client is not running, the last run."""
         self._pid_and_generated_id: tuple[int, str] | None = None
@@ -361,8 +361,8 @@ class Client(
     @cached_property
     def _inserter(self) -> Inserter:
         return Inserter(
-            # The inserter has its own timeout, so `acquire` gets none: its timeout would start a
-            # task for each insert.
+            # The inserter has its own timeout. With a timeout, `acquire` would start a task for
+            # each insert.
             lambda: self._get_open_pool().acquire(),
             schema=self._config.schema,
             insert_settings=make_insert_settings(self._config, self._workers),
@@ -441,7 +441,7 @@ class Client(
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
         """Work jobs until `stop` or `stop_and_cancel` is called. Open the client if it is not open.
-        Return a report of the jobs, maintenance, singletons and results not finished in time.
+        Return a report of what was not finished in time: jobs, maintenance, singletons, results.
 
         Args:
             drain: whether to stop when the queues have no more jobs to work.
@@ -491,7 +491,7 @@ class Client(
             return ClientRun(parts, abandoned_claim_keys=self._abandoned_claim_keys)
 
     def _make_client_parts(self, url: str | None, workers: Workers) -> ClientParts:
-        """Return the parts of this client that all its runs use."""
+        """Return the settings and objects of this client that each of its runs uses."""
         return ClientParts(
             id=self.id,
             url=url,
@@ -551,7 +551,7 @@ class Client(
 
     def stop(self) -> None:
         """Stop claiming jobs, and let the running jobs end. If the client is not running, this
-        affects only a task of `run` that already exists: its run stops as soon as it starts."""
+        stops a task of `run` that already exists as soon as it starts, but no later run."""
         self._request_stop(ClientRun.stop)
 
     def stop_and_cancel(self) -> None:
@@ -563,7 +563,7 @@ class Client(
             stop_method(self._run)
             return
         with suppress(RuntimeError):  # without an event loop, no task of `run` exists
-            # Existing tasks of `run` start before this callback. Later runs must not stop.
+            # Existing tasks of `run` start before this reset. Later runs must not stop.
             asyncio.get_running_loop().call_soon(setattr, self, "_stop_next_run", None)
             self._stop_next_run = stop_method
 

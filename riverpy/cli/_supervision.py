@@ -34,7 +34,7 @@ class SupervisorConnection:
     """
 
     def __init__(self, stop_pipe: int, health_socket: int, number: int) -> None:
-        # Import these here, because a worker without a supervisor does not need them.
+        # These modules are imported here, because only a worker with a supervisor needs them.
         from riverpy._tools.health.private_connections import SupervisorConnectionListener
         from riverpy._tools.processes.worker_process import HARD_STOP_MESSAGE
 
@@ -43,9 +43,11 @@ class SupervisorConnection:
         self.number = number
         self.health_listener = SupervisorConnectionListener(socket.socket(fileno=health_socket))
         self.soft_stop: Callable[[], object] = _terminate_this_process
-        """Starts a soft stop if no stop has started yet. A thread calls it."""
+        """Starts a soft stop if no stop has started yet. The thread that reads the pipe calls this
+        function."""
         self.hard_stop: Callable[[], object] = _terminate_this_process
-        """Starts a hard stop if no hard stop has started yet. A thread calls it."""
+        """Starts a hard stop if no hard stop has started yet. The thread that reads the pipe calls
+        this function."""
         threading.Thread(
             target=self._read_stop_requests,
             args=(stop_pipe, HARD_STOP_MESSAGE),
@@ -75,6 +77,6 @@ def get_supervisor_connection() -> SupervisorConnection | None:
 
 
 def _terminate_this_process() -> None:
-    """End this process with SIGTERM. It is used for stop requests until the worker can handle
-    them."""
+    """Send SIGTERM to this process. Until the worker can handle stop requests, each stop request
+    calls this function."""
     os.kill(os.getpid(), signal.SIGTERM)

@@ -79,9 +79,9 @@ def load_client_target(import_path: str) -> ClientTarget:
 
 @asynccontextmanager
 async def open_client(target: ClientTarget) -> AsyncGenerator[Client]:
-    """Yield the client of a target. If the target is a function, call it, and use the returned
-    object. If the target or this object is an async context manager, enter it, use the client that
-    it yields, and exit it at the end. A client itself is not entered."""
+    """Yield the client of a target. A target that is a function is called first, and its result
+    replaces the target. A client is yielded as it is, without opening it. Any other async context
+    manager is entered, its client is yielded, and it is exited at the end."""
     spec, value = target
     verb = "returns"
     if not isinstance(value, Client | AbstractAsyncContextManager):

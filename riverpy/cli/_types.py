@@ -124,7 +124,7 @@ class IntegerType(click.IntRange):
 
 
 class ParsedType(click.ParamType[T]):
-    """A value that a function parses from a text. The function raises ValueError if the text is
+    """A value that the function `parse` makes from a text. `parse` raises ValueError if the text is
     wrong."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
@@ -141,7 +141,7 @@ class ParsedType(click.ParamType[T]):
 
 
 def make_validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[str]:
-    """Return a type for texts. It accepts a text if `validate` does not raise ValueError for it."""
+    """Return a type for texts. A text is accepted if `validate(text)` does not raise ValueError."""
 
     def parse(text: str) -> str:
         validate(text)

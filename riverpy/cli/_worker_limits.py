@@ -1,6 +1,7 @@
 """WorkerLimits: stops a worker after a number of attempts, at an age, or above a memory size.
 
-A worker that reaches a limit stops as after SIGTERM. The service manager then starts a new process.
+When a worker reaches a limit, it stops in the same way as after SIGTERM. The service manager then
+starts a new process.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats
 
 JITTER_FRACTION = 0.1
-"""Each process chooses a random value for each of its limits. The value differs from the setting by
-at most this fraction."""
+"""The maximum random change of a limit, as a fraction of its setting: a limit of 1,000 attempts
+becomes a value between 900 and 1,100. Each process chooses its own values."""
 LIMIT_CHECK_INTERVAL = 0.5
 """Seconds between two checks of the limits."""
 MEMORY_FILE = Path("/proc/self/statm")
@@ -99,8 +100,8 @@ class WorkerLimits:
             )
 
     def check_memory_before_start(self) -> None:
-        """Check that the process uses less memory than the limit before it works on jobs. Otherwise
-        each new process would stop before it works on a job.
+        """Check, before the process works on jobs, that its memory use is below the limit. With a
+        limit that is too low, each new process would stop before it works on a job.
 
         Raises:
             SettingsError: the limit is too low.
@@ -163,7 +164,8 @@ class WorkerLimits:
 def add_jitter(maximum: float) -> float:
     """Return a random number near `maximum`, so that workers that started at the same time do not
     stop at the same time."""
-    # Do not use the shared generator: user code may give it the same seed in each process.
+    # Do not use `random.uniform`: user code may call `random.seed` with the same value in each
+    # process.
     return maximum * random.SystemRandom().uniform(1 - JITTER_FRACTION, 1 + JITTER_FRACTION)
 
 

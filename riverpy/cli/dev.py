@@ -109,7 +109,7 @@ def dev(
     stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
     level = sources.find_value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
     arguments = ["worker", target, "--soft-stop", format_duration(stop), "--log-level", level]
-    # The environment or the settings file may set `processes`, but an option takes precedence.
+    # The option overrides a value of `processes` in the environment or in the settings file.
     arguments += ["--processes", "1"]
     if database.schema is not None:
         arguments += ["--schema", database.schema]
@@ -163,8 +163,8 @@ def _choose_dashboard_port(port: int | None) -> int:
 
 def _start_dev_server(stack: ExitStack) -> str:
     server = start_embedded_server(stack, make_dev_server_name(Path.cwd()), "riverpy dev")
-    # The worker keeps the server running too. So it can still release its jobs if this process is
-    # killed.
+    # The worker inherits the lock that keeps the server running. If this process is killed, the
+    # server runs until the worker has ended, so the worker can still release its jobs.
     server.pass_on()
     return server.url
 

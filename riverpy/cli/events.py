@@ -144,8 +144,8 @@ def _choose_event_kinds(
     events: tuple[str, ...], filters: Mapping[str, tuple[object, ...]]
 ) -> list[EventKind | LeaseEventKind | FleetEventKind]:
     """Return the kinds of events that can match the options. `filters` has the values of each
-    filter option; its keys are the names of the options with an "s", such as `queues`. Raise
-    UsageError if no event can match."""
+    filter option. Its keys are plural: `queues` has the values of `--queue`. Raise UsageError if no
+    event can match."""
     kinds = [kind for kind in ALL_EVENT_KINDS if not events or kind.value in events]
     for name, values in filters.items():
         matching = [kind for kind in kinds if name in _get_filters_of_event(kind)]
@@ -158,7 +158,7 @@ def _choose_event_kinds(
 
 
 def _get_filters_of_event(kind: EventKind | LeaseEventKind | FleetEventKind) -> Collection[str]:
-    """Return the names of the filters that an event of this kind can match."""
+    """Return the keys of the filters that apply to events of this kind, such as `queues`."""
     if isinstance(kind, LeaseEventKind):
         return {"leases"}
     if kind in {EventKind.QUEUE_PAUSED, EventKind.QUEUE_RESUMED}:
@@ -169,7 +169,7 @@ def _get_filters_of_event(kind: EventKind | LeaseEventKind | FleetEventKind) -> 
 def _refuse_fleet_options(
     database: DatabaseSettings, events: tuple[str, ...], job_ids: tuple[int, ...]
 ) -> None:
-    """Raise UsageError if an option is given that needs --fleet."""
+    """Raise UsageError if an option that needs --fleet is given."""
     needing = [f"--event {kind}" for kind in events if kind in list(FleetEventKind)]
     if job_ids:
         needing.append("--job")

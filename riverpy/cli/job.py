@@ -326,7 +326,7 @@ async def _delete_job(client: Client, job_id: int, tx: Transaction) -> ItemChang
 async def _read_in_transaction(
     database: DatabaseSettings, read: Callable[[Client, Transaction], Awaitable[ResultT]]
 ) -> ResultT:
-    """Call `read` with a client and a transaction that only reads, and return its result."""
+    """Call `read` with a client and a read-only transaction, and return the result of `read`."""
     async with open_command_connection(database) as found:
         client = Client(config=Config(schema=found.schema))
         reason = f"reading jobs took longer than {JOB_READ_TIMEOUT:g} s"

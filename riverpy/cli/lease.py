@@ -86,8 +86,8 @@ class LeaseOutput(msgspec.Struct, frozen=True):
     have reported with their last heartbeats. None: not known, because the database has no column
     for these reports."""
     lag: LeaseLag | None = None
-    """The last report of the code under the lease with `Lease.report_lag`: the number of items that
-    it had not handled yet, and the age of the oldest one. A client sends the report with its next
+    """The waiting work that the code under the lease last reported with `Lease.report_lag`: the
+    number of items, and the age of the oldest one. A client writes the report with its next
     heartbeat. None: there is no report in this term."""
 
     @property
@@ -96,7 +96,8 @@ class LeaseOutput(msgspec.Struct, frozen=True):
         return self.state == "held"
 
     def is_same_held_term(self, other: LeaseOutput | None) -> bool:
-        """Return whether `other` shows the same term of the lease, and this term has not ended."""
+        """Return whether `other` shows the lease held, in the same term as here. Return False if
+        `other` is None."""
         return other is not None and other.is_held and other.epoch == self.epoch
 
 

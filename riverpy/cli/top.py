@@ -84,7 +84,7 @@ class _StatusPrinter:
         self._last_error: str | None = None
         self._is_first_print = True
         self.is_stdout_closed = False
-        """Whether the reader of stdout has ended."""
+        """Whether printing has failed because the program that reads stdout has ended."""
 
     def print_status(self, status: OverallStatus) -> None:
         self._last_status, self._last_read_at, self._last_error = status, time.monotonic(), None

@@ -183,9 +183,9 @@ class _PasswordCheck:
         self._health_checks_path = f"{path_prefix}{_HEALTH_CHECKS_PATH}"
 
     def authorize(self, request: Request) -> Access:
-        """Return what the sender of a request may do. Without the right password, raise an
-        HTTPException that makes the browser ask for it. Health checks need no password, because
-        load balancers do not send one."""
+        """Return the access rights of a request. If the password is missing or wrong, raise an
+        HTTPException with status 401, so that the browser asks for the password. Health checks need
+        no password, because load balancers do not send one."""
         from starlette.exceptions import HTTPException
 
         from riverpy.web import Access

@@ -381,8 +381,8 @@ class _ClientRunner:
             raise CommandError(error_to_one_line(error), exit_code=EXIT_NOT_READY) from error
 
     def started(self, value: None = None) -> None:
-        """Log that the worker has started, and notify systemd. The client calls this method,
-        because it gets this object as an anyio TaskStatus."""
+        """Log that the worker has started, and notify systemd. The client calls this method when it
+        has started to work: this object is the `task_status` of `Client.run`."""
         client = self._client
         assert client is not None  # noqa: S101 (set before the start)
         self._has_client_started = True
@@ -432,7 +432,7 @@ async def _release_jobs_and_exit(
     client: Client, claim_keys: Sequence[ClaimKey], note_prefix: str = ""
 ) -> NoReturn:
     """Release the jobs with these claim keys, print a note, and end the process. The event loop is
-    not closed, because that could wait for a thread."""
+    not closed, because closing it could wait for a thread."""
     try:
         count = await client.release_claims(claim_keys)
         note = f"{note_prefix}released {count} of {len(claim_keys)} running jobs"
@@ -442,16 +442,16 @@ async def _release_jobs_and_exit(
 
 
 def _make_health_server(source: Address | ConnectionListener) -> HealthRequestHandler:
-    """Return a health server. `source` is the address on which it listens. In a process of a
-    supervisor, `source` is the listener that receives the connections from the supervisor."""
+    """Return a health server that accepts connections at an address or, in a process that a
+    supervisor has started, receives them from the supervisor through a ConnectionListener."""
     from riverpy._tools.health.worker_health import HealthRequestHandler
 
     return HealthRequestHandler(source)
 
 
 def _describe_timeout_and_attempts(unit: RegisteredWorker, client: Client) -> str:
-    """Return a text with the timeout and the default maximum number of attempts of the jobs that
-    `unit`, the registered worker of one kind, works."""
+    """Return a text for one kind of jobs: the timeout, and the default maximum number of attempts.
+    `unit` is the registered worker of this kind."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
     text = "by job" if unit.get_job_timeout is not None else format_duration(timeout)
     default = " (default)" if unit.timeout is UNSET and unit.get_job_timeout is None else ""
