@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 LISTENING_OUTAGE_EFFECT = "waits and subscriptions poll, and the client keeps connecting"
 LISTENER_POOL_SIZE_MIN = 2
-"""The minimum of `max_size` of the caller's pool. If the pool is smaller, the client does not take
-a connection out of the pool for LISTEN."""
+"""The client uses a connection of the caller's pool for LISTEN only if the pool's `max_size` is at
+least this number."""
 
 
 class ListeningMethods(ClientMethods):

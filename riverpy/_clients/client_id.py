@@ -30,9 +30,9 @@ REGISTRATION_STATEMENT_TIMEOUT = 10.0
 """The timeout of each statement that registers a run or reads the heartbeat of another run, in
 seconds."""
 HEARTBEAT_READS_WITHIN_DEAD_AFTER = 12
-"""The minimum number of times within `dead_after` that a client reads the heartbeat of another
-client, to find out whether the other client is dead. The client does this before it takes over the
-client id of the other client, or a queue that the domain of the other client owns."""
+"""How often a client reads another client's heartbeat within `dead_after`, at least. It reads the
+heartbeat to find out whether the other client is dead, before it takes over the other client's id,
+or a queue that the other client's domain owns."""
 HEARTBEAT_READ_INTERVAL_MAX = 5.0
 """The maximum time between two reads of another client's heartbeat, in seconds."""
 

@@ -72,9 +72,9 @@ class NotifyLimiter:
     ) -> NotifySelection:
         """Choose the queues that a statement notifies.
 
-        `counts_running_statements`: whether this statement skips the queues that a running
-        statement will notify. Pass False if the running statement may wait for a lock, because its
-        notification may then come too late.
+        `counts_running_statements`: True: leave out the queues that a running statement will
+        notify. Pass False if the running statement may wait for a lock, because its notification
+        may then come too late.
         """
         now = self._clock.monotonic()
         times = self._sent_at_by_queue

@@ -78,8 +78,8 @@ CALLS_SENT_ALONE_MAX = 10
 """The calls of a failed statement are sent again in smaller parts. If a part with at most this many
 calls fails too, each of its calls is sent in a separate statement."""
 TEMPORARY_FAILURES_MAX = 3
-"""If this many parts fail with temporary errors, and no part succeeds between them, all calls that
-are not inserted yet fail with the last error."""
+"""If this many parts of a batch fail in a row with temporary errors, all calls whose jobs are not
+inserted yet fail with the last error."""
 OVERDUE_NOTIFICATION_DELAY = 0.003
 """The delay in seconds before a separate statement sends an overdue notification. If an insert
 statement starts during this delay, the insert statement sends the notification."""

@@ -1,9 +1,9 @@
 """PeriodicEnqueuer: inserts the due jobs of this client's periodic jobs.
 
-A slot is a time of a schedule at which a job is due. The server's clock decides which slots are
-due. The row of a periodic job stores its next slot. The transaction that inserts the job of a slot
-also moves the row to the next slot, if no other session has changed the row. So no slot is lost,
-and no slot gets two jobs. A periodic job that fails keeps its slot and is retried later. Its
+A due time is a time of a schedule. The server's clock decides which due times have come. The row of
+a periodic job stores its next due time. The transaction that inserts the job of a due time also
+moves the row to the next due time, if no other session has changed the row. So no due time is lost,
+and none gets two jobs. A periodic job that fails keeps its due time and is retried later. Its
 retries do not delay other periodic jobs.
 """
 
@@ -18,12 +18,12 @@ import msgspec
 
 from riverpy._lifecycle import convert_base_exceptions
 from riverpy._log_events import (
-    MISSED_PERIODIC_SLOTS_DROPPED,
+    MISSED_PERIODIC_DUE_TIMES_DROPPED,
+    PERIODIC_DUE_TIME_SKIPPED,
     PERIODIC_JOB_INSERT_FAILED,
     PERIODIC_JOB_INSERTED_AGAIN,
     PERIODIC_JOB_REGISTRATION_FAILED,
     PERIODIC_JOBS_DISABLED,
-    PERIODIC_SLOT_SKIPPED,
     UNUSED_PERIODIC_JOBS_DELETED,
 )
 from riverpy._maintenance.base import MaintenanceService
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
 PERIODIC_TABLE_READ_INTERVAL = 5.0
-"""Seconds between two reads of the table of periodic jobs, if no slot is due earlier."""
+"""Seconds between two reads of the table of periodic jobs, if no job is due earlier."""
 LOCKED_ROW_RETRY_DELAY = 1.0
 """Seconds until the retry of a row that another transaction has locked or changed."""
 MISSING_TABLE_CHECK_INTERVAL = 60.0
@@ -118,7 +118,7 @@ class PeriodicJobPlan(NamedTuple):
     row_change: NextRunUpdate
     jobs: list[PlannedJob]
     next_job_error: Exception | None = None
-    """Why the job of the next slot cannot be inserted. None: there was no error."""
+    """Why the job of the next due time cannot be inserted. None: there was no error."""
 
 
 class NewPeriodicJob(NamedTuple):
@@ -151,7 +151,7 @@ class PeriodicEnqueuer(MaintenanceService):
         )
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_skip_warning: set[str] = set()
-        """The row ids of the periodic jobs for which `periodic slot skipped` was logged as a
+        """The row ids of the periodic jobs for which `periodic due time skipped` was logged as a
         warning in this term. Each row gets only one such warning."""
         self._moved_row_count = 0
         """The number of rows that this run has changed. If there are any, the next run starts at
@@ -205,7 +205,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe_error(error))
 
     async def run_once(self, scope: StopScope) -> float:
-        """Insert the jobs of due slots. Return the seconds until the next run."""
+        """Insert the jobs that are due. Return the seconds until the next run."""
         if not await self._find_periodic_table_or_log_missing():
             return MISSING_TABLE_CHECK_INTERVAL
         await self._register_new_jobs()
@@ -369,19 +369,19 @@ class PeriodicEnqueuer(MaintenanceService):
         if deleted:
             self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(deleted))
 
-    # -- planning the jobs of due slots
+    # -- planning the jobs that are due
 
     def _make_plan(self, row: PeriodicRow) -> PeriodicJobPlan | None:
-        """Return the plan for a periodic job, and call the user's code for it. None: no slot is due
+        """Return the plan for a periodic job, and call the user's code for it. None: no job is due
         and no run was requested, or the periodic job has failed and waits for a retry."""
-        job, slot = self._registered_jobs[row.id], row.next_run_at
+        job, due_at = self._registered_jobs[row.id], row.next_run_at
         if self._postponed_rows.seconds_until_retry(row.id):
             return None
         try:
             if row.run_requested_at is not None:
                 plan = self._plan_requested_run(job, row, row.run_requested_at)
-            elif slot is not None and slot <= row.read_at:
-                plan = self._plan_jobs_of_due_times(job, row, slot)
+            elif due_at is not None and due_at <= row.read_at:
+                plan = self._plan_jobs_of_due_times(job, row, due_at)
             else:
                 return None
         except Exception as error:
@@ -395,7 +395,7 @@ class PeriodicEnqueuer(MaintenanceService):
     def _plan_requested_run(
         self, job: PeriodicJob, row: PeriodicRow, time: datetime
     ) -> PeriodicJobPlan:
-        """Plan a run that an operator or `run_on_start` requested. The slots that are due are
+        """Plan a run that an operator or `run_on_start` requested. The due times until now are
         planned in the next call of `run_once`."""
         run = row.find_reason_of_requested_run(time)
         jobs = self._make_planned_jobs(job, row, time, run)
@@ -411,23 +411,23 @@ class PeriodicEnqueuer(MaintenanceService):
         if row.is_paused:
             return PeriodicJobPlan(_make_next_run_update(row, due.next_time), [])
         if due.has_dropped_times:
-            self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
+            self.log.warning(MISSED_PERIODIC_DUE_TIMES_DROPPED, periodic_job_id=job.id)
         jobs: list[PlannedJob] = []
-        for slot in due.times_with_job:
-            if row.resumed_at is not None and slot <= row.resumed_at:
+        for due_at in due.times_with_job:
+            if row.resumed_at is not None and due_at <= row.resumed_at:
                 continue
             try:
                 jobs += self._make_planned_jobs(
-                    job, row, slot, PeriodicInsertReason("schedule", slot)
+                    job, row, due_at, PeriodicInsertReason("schedule", due_at)
                 )
             except Exception as error:
-                return PeriodicJobPlan(_make_next_run_update(row, slot), jobs, error)
+                return PeriodicJobPlan(_make_next_run_update(row, due_at), jobs, error)
         return PeriodicJobPlan(_make_next_run_update(row, due.next_time), jobs)
 
     def _make_planned_jobs(
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicInsertReason | None
     ) -> list[PlannedJob]:
-        """Return a list with one job, for a slot or a requested run. The list is empty if the
+        """Return a list with one job, for a due time or a requested run. The list is empty if the
         user's function `constructor` (see `PeriodicJob`) returns None. `run` says why the job is
         inserted. It is stored in the job's metadata. None: the reason is not known."""
         constructed = job.construct()
@@ -479,8 +479,8 @@ class PeriodicEnqueuer(MaintenanceService):
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
     async def _update_rows_and_insert_jobs(self, plans: Sequence[PeriodicJobPlan]) -> set[str]:
-        """Execute plans in one transaction: store the next slot in the row of each periodic job,
-        and insert the jobs of the due slots. Return the ids of the rows that were changed. If
+        """Execute plans in one transaction: store the next due time in the row of each periodic
+        job, and insert the jobs that are due. Return the ids of the rows that were changed. If
         another session has changed or locked a row, the plan for this row is left out."""
         changes = [plan.row_change for plan in plans]
         async with self.context.fence.transaction(
@@ -503,10 +503,10 @@ class PeriodicEnqueuer(MaintenanceService):
         return done
 
     def _log_skipped_due_time(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
-        """Log that no job was inserted for a slot, because the job `existing` has the same unique
-        key. The level is debug. But if `existing` has finished and belongs to an earlier slot, no
-        job is inserted until `existing` is deleted from the table. Then the first entry for the row
-        is a warning."""
+        """Log that no job was inserted for a due time, because the job `existing` has the same
+        unique key. The level is debug. But if `existing` has finished and belongs to an earlier due
+        time, no job is inserted until `existing` is deleted from the table. Then the first entry
+        for the row is a warning."""
         job = self._registered_jobs[row_id]
         has_ended = existing.finalized_at is not None
         is_lost = has_ended and _has_due_time_between(job, existing.scheduled_at, due_at)
@@ -515,9 +515,9 @@ class PeriodicEnqueuer(MaintenanceService):
             self._row_ids_with_skip_warning.add(row_id)
             log = self.log.warning
         log(
-            PERIODIC_SLOT_SKIPPED,
+            PERIODIC_DUE_TIME_SKIPPED,
             periodic_job_id=job.id,
-            slot=due_at.isoformat(),
+            due_at=due_at.isoformat(),
             job_id=existing.id,
             state=existing.state.value,
             advice=UNIQUE_KEY_CONFLICT_ADVICE if is_lost else None,
@@ -539,7 +539,7 @@ def _make_next_run_update(row: PeriodicRow, next_run_at: datetime | None) -> Nex
 
 
 def _has_due_time_between(job: PeriodicJob, after: datetime, until: datetime) -> bool:
-    """Return whether the schedule has a slot that is later than `after` and not later than
+    """Return whether the schedule has a due time that is later than `after` and not later than
     `until`."""
     try:
         return has_due_times(job.schedule, after, until, 1)

@@ -189,7 +189,8 @@ class ConnectionOutageTracker:
             self._log_connection_restored(connection_name, last_unused_since)
 
     def _end_outage_of_unused_connections(self, unused_since: Mapping[str, float]) -> None:
-        """Log the end of an outage whose lost connections are not used any more."""
+        """Log the end of the outage, because the client has stopped using the connections that it
+        had lost."""
         if self._is_outage_open:
             name = max(unused_since, key=unused_since.__getitem__)
             self._log_connection_restored(name, unused_since[name])

@@ -252,14 +252,14 @@ async def periodic_find_job_of_due_time(
     schema: str | None,
     *,
     periodic_job_id: str,
-    slot: datetime,
+    due_at: datetime,
     queues: Sequence[str],
 ) -> InsertedPeriodicJob | None:
-    """Return the job that was inserted for a slot (a time of the schedule) of a periodic job. Only
+    """Return the job that was inserted for one due time of a periodic job. Only
     `queues` are searched. None: the job was not found, for example because it was deleted, or
     because a retry has changed its `scheduled_at`, which the search uses. `periodic_job_id` must
     not have the suffix `@DOMAIN`."""
-    row = await get_query(_SQL_FILE, "periodic_job_of_slot", schema).fetchrow(
-        connection, periodic_job_id=periodic_job_id, slot=slot, queues=queues
+    row = await get_query(_SQL_FILE, "periodic_job_of_due_time", schema).fetchrow(
+        connection, periodic_job_id=periodic_job_id, due_at=due_at, queues=queues
     )
     return None if row is None else InsertedPeriodicJob(*row)

@@ -317,7 +317,7 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
     await _fetch_rows(connection, "job_notify_queues", schema, queue=queues)
 
 
-class DueTime(NamedTuple):
+class QueueDueTime(NamedTuple):
     """When available jobs of a queue become due, in seconds from now."""
 
     queue: str
@@ -326,15 +326,15 @@ class DueTime(NamedTuple):
 
 async def job_get_due_times(
     connection: Transaction, schema: str | None, queues: list[str]
-) -> list[DueTime]:
+) -> list[QueueDueTime]:
     """Return when available jobs of these queues become due within the next 6 seconds. The times
     are rounded up to half a second."""
     rows = await _fetch_rows(connection, "job_due_times", schema, queue=queues)
-    return [DueTime(*row) for row in rows]
+    return [QueueDueTime(*row) for row in rows]
 
 
 async def job_notify_due_times(
-    connection: Transaction, schema: str | None, times: list[DueTime]
+    connection: Transaction, schema: str | None, times: list[QueueDueTime]
 ) -> None:
     """Notify the clients of the queues in `times` when jobs of these queues will become due."""
     queues, seconds = [one.queue for one in times], [one.seconds for one in times]

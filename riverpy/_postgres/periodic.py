@@ -67,14 +67,14 @@ class PeriodicRegistration(NamedTuple):
 
 
 class PeriodicRow(NamedTuple):
-    """The row of a periodic job. A slot is one time of its schedule."""
+    """The row of a periodic job. A due time is a time of its schedule."""
 
     id: str
     next_run_at: datetime | None
     run_requested_at: datetime | None
     is_paused: bool
     resumed_at: datetime | None
-    """When the periodic job was last resumed. No job is inserted for earlier slots."""
+    """When the periodic job was last resumed. No job is inserted for earlier due times."""
     read_at: datetime
     """The server's time when the row was read."""
     seconds_until_next_run: float | None
@@ -184,8 +184,8 @@ async def periodic_register(
 async def periodic_list_scheduled(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> list[PeriodicRow]:
-    """Return the rows with these ids that have a next slot or a requested run, earliest slot
-    first."""
+    """Return the rows with these ids that have a next due time or a requested run, ordered by the
+    next due time."""
     rows = await get_query(_SQL_FILE, "periodic_due", schema).fetch(connection, id=ids)
     return [PeriodicRow(*row) for row in rows]
 
@@ -196,7 +196,7 @@ async def periodic_store_next_runs(
     """Store the next times of the schedules. Return the ids of the changed rows. Rows that another
     session has changed since they were read are left out. Call this in the transaction that inserts
     the jobs."""
-    statement = get_query(_SQL_FILE, "periodic_store_next_slots", schema)
+    statement = get_query(_SQL_FILE, "periodic_store_next_due_times", schema)
     rows = await statement.fetch(connection, **lists_by_field(updates))
     return {row[0] for row in rows}
 
@@ -247,7 +247,7 @@ async def periodic_delete_unused(
 
 
 async def periodic_pause(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Pause a periodic job. While it is paused, no job is inserted for its slots.
+    """Pause a periodic job. While it is paused, no job is inserted for its due times.
 
     Raises:
         NotFoundError: no leader has registered the id. The text of the error lists similar ids.

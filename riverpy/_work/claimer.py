@@ -116,11 +116,11 @@ class Claimer:
             return await future
         except asyncio.CancelledError:
             self._waiting.pop(queue, None)
-            if self._statement_scope is not None and self._is_running_claim_abandoned():
+            if self._statement_scope is not None and self._does_no_queue_await_running_claim():
                 self._statement_scope.cancel(reason="no queue waits for the claimed jobs")
             raise
 
-    def _is_running_claim_abandoned(self) -> bool:
+    def _does_no_queue_await_running_claim(self) -> bool:
         """Return whether no queue of the running statement still waits for its jobs."""
         return bool(self._sent) and all(future.cancelled() for future in self._sent.values())
 

@@ -19,7 +19,7 @@ import anyio
 from riverpy._log import get_logger
 from riverpy._log_events import DUE_TIMES_NOT_EXCHANGED
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
-from riverpy._postgres.jobs import DueTime, job_get_due_times, job_notify_due_times
+from riverpy._postgres.jobs import QueueDueTime, job_get_due_times, job_notify_due_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,7 @@ class DueJobs:
         self._connection, self._schema = run.connections.results, run.schema
         self._producers = producers
         self._read_requested = asyncio.Event()
-        self._own_due_times: set[DueTime] = set()
+        self._own_due_times: set[QueueDueTime] = set()
         """The times at which retries and snoozed jobs of this run become due, in seconds of the
         monotonic clock, rounded up to half a second."""
 
@@ -64,7 +64,7 @@ class DueJobs:
         self.plan_claim(queue, delay)
         if delay > 0:
             due_at = math.ceil(2 * (time.monotonic() + delay)) / 2
-            self._own_due_times.add(DueTime(queue, due_at))
+            self._own_due_times.add(QueueDueTime(queue, due_at))
             if len(self._own_due_times) > _DUE_TIMES_KEPT:
                 self._own_due_times = set(self._list_future_due_times())
 
@@ -109,6 +109,6 @@ class DueJobs:
         except DATABASE_ERRORS as error:
             get_logger().debug(DUE_TIMES_NOT_EXCHANGED, error=describe_error(error))
 
-    def _list_future_due_times(self) -> list[DueTime]:
+    def _list_future_due_times(self) -> list[QueueDueTime]:
         now = time.monotonic()
         return [one for one in self._own_due_times if one.seconds > now]

@@ -113,7 +113,7 @@ class Reconciler:
         self._wakeup = asyncio.Event()
         self._next_claim_check_at = 0.0
         self._failed_claim_lost_at = 0.0
-        """The time at which the last failed claim counts as lost, in monotonic seconds."""
+        """The monotonic time from which the server no longer runs the last failed claim."""
         self.has_unanswered_claim = False
         """Whether a claim without an answer may have claimed jobs that do not run."""
         self._next_queue_update_at = 0.0

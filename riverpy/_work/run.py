@@ -291,7 +291,7 @@ class ClientRun:
         await self._reconciler.write_added_queue_row(name)
 
     def _report_changed_queues(self) -> None:
-        """Update what the client reports after its queues or slots have changed."""
+        """Tell the parts of the run that report queues and slots about a change of both."""
         self._due_jobs.request_read()
         self._registration.queues[:] = self._client.queues
         self._completer.set_slot_count(sum(self._client.slots_per_queue.values()))

@@ -72,27 +72,32 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     type=IntegerType(1, NEXT_TIME_COUNT_MAX),
     default=NEXT_TIME_COUNT_DEFAULT,
     show_default=True,
-    help="Number of slots.",
+    help="Number of times.",
 )
 @json_option
 @database_options
 def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool) -> None:
-    """Show the next times (slots) of a periodic job.
+    """Show the next times at which a periodic job is due.
 
     For a schedule in your own code, only the next one is known.
     """
     state = run_async(_connect_and_run_statement, database, table.periodic_get, job_id)
     schedule = parse_schedule(state.schedule)
-    slots = [] if state.next_run_at is None else [state.next_run_at]
-    while schedule is not None and slots and len(slots) < count:
-        following = find_next_due_time(schedule, slots[-1])
+    due_times = [] if state.next_run_at is None else [state.next_run_at]
+    while schedule is not None and due_times and len(due_times) < count:
+        following = find_next_due_time(schedule, due_times[-1])
         if following is None:
             break
-        slots.append(following)
+        due_times.append(following)
     if as_json:
         is_paused = state.paused_at is not None
         print_json(
-            {"id": state.id, "schedule": state.schedule, "paused": is_paused, "slots": slots}
+            {
+                "id": state.id,
+                "schedule": state.schedule,
+                "paused": is_paused,
+                "due_times": due_times,
+            }
         )
         return
     is_cron = isinstance(schedule, CronSchedule)
@@ -100,12 +105,15 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
     columns = ("UTC", schedule.timezone.upper()) if is_cron else ("UTC",)
     print_table(
         columns,
-        [(format_time(slot), format_time(slot.astimezone(zone)))[: len(columns)] for slot in slots],
+        [
+            (format_time(due_at), format_time(due_at.astimezone(zone)))[: len(columns)]
+            for due_at in due_times
+        ],
     )
     if state.paused_at is not None:
-        print_note(f"{state.id} is paused: no jobs are inserted for these slots")
-    if schedule is None and slots:
-        print_note(f"only the code of {state.schedule} can compute later slots")
+        print_note(f"{state.id} is paused: no jobs are inserted for these times")
+    if schedule is None and due_times:
+        print_note(f"only the code of {state.schedule} can compute later times")
 
 
 @periodic.command("run")
@@ -144,7 +152,7 @@ def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 @json_option
 @database_options
 def resume(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Resume a paused periodic job. No job is inserted later for the times (slots) during the
+    """Resume a paused periodic job. No job is inserted later for the due times during the
     pause."""
     _change_periodic_job(database, table.periodic_resume, job_id, "resumed", as_json=as_json)
 

@@ -29,8 +29,8 @@ class RiverpySettings(NamedTuple):
 
     workers: str | None = None
     """`module:attr` of a `riverpy.Workers`, of a `riverpy.Client`, or of a function that returns
-    one of them. None: without the argument MODULE:ATTR, `manage.py riverpy worker` runs only
-    Django's tasks, and fails if there are none."""
+    one of them. `manage.py riverpy worker` uses it if the command has no argument MODULE:ATTR. If
+    both are missing, the worker runs only Django's tasks, and fails if there are none."""
     database: str = DEFAULT_DB_ALIAS
     """The alias of the database that has River's tables."""
     schema: str | None = None

@@ -90,8 +90,8 @@ class _TestTimeSchedule:
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return the first due time after `after`. Both are in server time."""
-        slot = find_next_due_time(self._schedule, after + self._time.offset)
-        return None if slot is None else slot - self._time.offset
+        due_at = find_next_due_time(self._schedule, after + self._time.offset)
+        return None if due_at is None else due_at - self._time.offset
 
 
 class _TestTimeInserter:
@@ -181,7 +181,7 @@ class PeriodicServiceRunner:
                 raise ConfigError(f"the periodic job {row_id!r} cannot insert its job: {error}")
             if seconds != 0.0:
                 return
-        raise ConfigError(f"slots are still due after {PASSES_MAX} passes over the periodic jobs")
+        raise ConfigError(f"periodic jobs are still due after {PASSES_MAX} passes over them")
 
     async def make_due_jobs_available(self) -> None:
         """Make scheduled and retryable jobs available if they are due."""

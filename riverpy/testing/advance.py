@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
-SLOTS_MAX = 1_000
+DUE_TIMES_MAX = 1_000
 """The maximum number of due times of periodic jobs in one call of `advance`."""
 CLOCK_DRIFT_MAX = timedelta(minutes=1)
 """If a FixedClock differs by more than this from the time of the test, the test itself has moved
@@ -136,14 +136,14 @@ class _TimeAdvancer:
             self._has_periodic_table = await periodic_table_exists(connection, self._schema)
         end = self._time.offset + duration
         await self._periodic_run.insert_due_jobs()
-        slot_count = 0
+        due_time_count = 0
         while left := end - self._time.offset:
-            if slot_count >= SLOTS_MAX:
+            if due_time_count >= DUE_TIMES_MAX:
                 raise ConfigError(
-                    f"more than {SLOTS_MAX:,} slots of periodic jobs are due in this time, {left} "
-                    "of it is left: advance in shorter steps"
+                    f"more than {DUE_TIMES_MAX:,} due times of periodic jobs are in this time: "
+                    f"{left} of it is left. Advance in shorter steps"
                 )
-            slot_count += 1
+            due_time_count += 1
             await self._move_to_next_due_time(
                 min(left, await self._get_time_until_next_due_time(left))
             )

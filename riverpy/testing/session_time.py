@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class SessionTime:
-    """Lets a test act as if time has passed for its jobs. It also moves the clock by which the
-    test's clients find the period of a job with `UniqueOpts.by_period`. The jobs are those of the
-    test's session or, in a test with a client instead of a session, the committed jobs."""
+    """Lets a test act as if time has passed for its jobs.
+
+    If the test has passed a session, these are the jobs that the session sees. If it has passed a
+    client, they are the committed jobs. The object also moves the `FixedClock` of the test's
+    clients, which decides the period of a job with `UniqueOpts.by_period`."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client, clock: FixedClock) -> None:
         """Create the object.

@@ -42,7 +42,7 @@ set
 
 
 -- name: find_next_periodic_run
--- The microseconds until the next slot of these periodic jobs, or null.
+-- The microseconds until the next due time of these periodic jobs, or null.
 select ceil(extract(epoch from min(/* finite */ (next_run_at)) - now()) * 1000000)::bigint::text
 from /* schema */ riverpy_periodic
 where id = any(@ids::text[]) and paused_at is null;

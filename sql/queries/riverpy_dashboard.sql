@@ -220,8 +220,8 @@ where periodic_job_id = any(@periodic_job_ids::text[])
 order by periodic_job_id, run ->> 'cause', id desc;
 
 
--- name: periodic_job_of_slot
--- The job that was inserted for a slot of a periodic job. Such a job is due at the slot, until it is tried again. The
+-- name: periodic_job_of_due_time
+-- The job that was inserted for a due time of a periodic job. Such a job is due at this time, until it is tried again. The
 -- index of claims is searched once for each state, queue and priority.
 select job.id, job.kind, job.queue, job.state::text, job.metadata ->> 'riverpy:periodic_run'
 from unnest(enum_range(null::/* schema */ river_job_state)) as given (state)
@@ -233,7 +233,7 @@ cross join lateral (
   where state = given.state
     and queue = named.queue
     and priority = level.priority
-    and scheduled_at = @slot::timestamptz
+    and scheduled_at = @due_at::timestamptz
   limit 100
 ) as job
 where job.metadata ->> 'river:periodic_job_id' = @periodic_job_id

@@ -35,7 +35,7 @@ where id = @id;
 
 
 -- name: periodic_register
--- In a fenced transaction. Insert missing rows. An existing row keeps its next slot, unless its schedule has changed.
+-- In a fenced transaction. Insert missing rows. An existing row keeps its next due time, unless its schedule has changed.
 -- Rows in @first run at once when they are inserted, rows in @each whenever they are registered, unless they are
 -- paused. Locked rows are not returned.
 with given as (
@@ -77,7 +77,7 @@ select id from made;
 
 
 -- name: periodic_due
--- The rows of these ids that have a next slot or a requested run, and the seconds until each is due, which are
+-- The rows of these ids that have a next due time or a requested run, and the seconds until each is due, which are
 -- negative if it is.
 select
   id, /* finite */ (next_run_at), /* finite */ (run_requested_at), paused_at is not null as is_paused,
@@ -90,8 +90,8 @@ where id = any(@id::text[]) and (next_run_at is not null or run_requested_at is 
 order by periodic.next_run_at, periodic.id;
 
 
--- name: periodic_store_next_slots
--- In the fenced transaction that inserts the jobs. Store the next slots of rows that are still as they were
+-- name: periodic_store_next_due_times
+-- In the fenced transaction that inserts the jobs. Store the next due times of rows that are still as they were
 -- read, and return the ids of these rows.
 with given as (
   select id, expected_next_run_at, expected_run_requested_at, expected_is_paused, new_next_run_at
@@ -121,7 +121,7 @@ returning periodic.id;
 
 
 -- name: periodic_store_last_runs
--- In the transaction of periodic_store_next_slots, after the insert: store the newest slots whose jobs were inserted.
+-- In the transaction of periodic_store_next_due_times, after the insert: store the newest due times whose jobs were inserted.
 update /* schema */ riverpy_periodic as periodic
 set last_run_at = given.ran_at
 from unnest(@id::text[], @ran_at::timestamptz[]) as given (id, ran_at)
@@ -168,7 +168,7 @@ returning periodic.id;
 
 
 -- name: periodic_pause
--- Pause one row. Any session may do this: periodic_store_next_slots skips a row whose pause or request has changed since it
+-- Pause one row. Any session may do this: periodic_store_next_due_times skips a row whose pause or request has changed since it
 -- was read.
 update /* schema */ riverpy_periodic
 set paused_at = coalesce(paused_at, now()), updated_at = now()
@@ -188,7 +188,7 @@ returning id;
 
 
 -- name: periodic_run
--- Request a run of one row. Any session may do this, as periodic_pause: periodic_store_next_slots does not undo a new request.
+-- Request a run of one row. Any session may do this, as periodic_pause: periodic_store_next_due_times does not undo a new request.
 update /* schema */ riverpy_periodic
 set run_requested_at = coalesce(run_requested_at, now()), updated_at = now()
 where id = @id

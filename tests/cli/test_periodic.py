@@ -90,7 +90,7 @@ async def test_next(schema: Schema) -> None:
         "id": "ended",
         "schedule": "Own",
         "paused": False,
-        "slots": [],
+        "due_times": [],
     }
 
 

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from riverpy._log_events import (
-    MISSED_PERIODIC_SLOTS_DROPPED,
+    MISSED_PERIODIC_DUE_TIMES_DROPPED,
+    PERIODIC_DUE_TIME_SKIPPED,
     PERIODIC_JOB_INSERTED_AGAIN,
-    PERIODIC_SLOT_SKIPPED,
 )
 from riverpy._maintenance import periodic_enqueuer
 from riverpy._postgres.driver import DATABASE_ERRORS
@@ -155,7 +155,7 @@ async def test_lost_slots_are_reported(schema: Schema, log: list[Any]) -> None:
         assert len(await one.slots("unique")) == 1
         assert (await one.row("unique"))["last_run_at"] == inserted
         assert (await one.row("unique"))["next_run_at"] > inserted
-    entries = [entry for entry in log if entry["event"] == PERIODIC_SLOT_SKIPPED]
+    entries = [entry for entry in log if entry["event"] == PERIODIC_DUE_TIME_SKIPPED]
     warnings = [entry for entry in entries if entry["log_level"] == "warning"]
     assert len(entries) == 3
     (warning,) = warnings
@@ -177,7 +177,7 @@ async def test_slots_are_skipped_while_a_job_runs(schema: Schema, log: list[Any]
             assert len(await one.slots("unique")) == inserted
             if ended:
                 await finish(schema)
-    assert [entry["log_level"] for entry in log if entry["event"] == PERIODIC_SLOT_SKIPPED] == [
+    assert [entry["log_level"] for entry in log if entry["event"] == PERIODIC_DUE_TIME_SKIPPED] == [
         "debug"
     ]
 
@@ -236,7 +236,7 @@ async def test_many_missed(
         assert {later - earlier for earlier, later in pairwise(slots)} == {step}
         assert 1000 <= len(slots) <= 1001 + passed / step
         assert slots[-1] > began - step
-        assert MISSED_PERIODIC_SLOTS_DROPPED in str(log)
+        assert MISSED_PERIODIC_DUE_TIMES_DROPPED in str(log)
 
 
 async def test_schedule_does_not_drift(schema: Schema) -> None:

@@ -38,7 +38,7 @@ COUNT = "select count(*) from river_job where args->>'name' = $1"
 
 
 @pytest.mark.parametrize("has_tx", [False, True])
-async def test_slots_and_due_times(schema: Schema, has_tx: bool) -> None:
+async def test_jobs_and_due_times(schema: Schema, has_tx: bool) -> None:
     """Each slot in the time that passes inserts a job at its time, and unique periods end. Due jobs
     are available, and others wait for the rest of their time."""
     clock = FixedClock(datetime(2030, 1, 1, 23, tzinfo=UTC))
@@ -77,9 +77,9 @@ async def test_slots_and_due_times(schema: Schema, has_tx: bool) -> None:
 
 
 async def test_refusals(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A negative time, no database, a periodic job that fails, and too many slots are errors."""
+    """A negative time, no database, a periodic job that fails and too many due times are errors."""
 
-    monkeypatch.setattr(sys.modules["riverpy.testing.advance"], "SLOTS_MAX", 3)
+    monkeypatch.setattr(sys.modules["riverpy.testing.advance"], "DUE_TIMES_MAX", 3)
 
     def fail() -> Task:
         raise ValueError("no luck")
@@ -90,7 +90,7 @@ async def test_refusals(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None
         for by, jobs, message in (
             (-HOUR, (), "cannot go back"),
             (DAY, (PeriodicJob(every(HOUR), fail, id="failing"),), "'failing' .* no luck"),
-            (DAY, (PeriodicJob(every(HOUR / 4), Task(), id="busy"),), "more than 3 slots"),
+            (DAY, (PeriodicJob(every(HOUR / 4), Task(), id="busy"),), "more than 3 due times"),
         ):
             client = Client(config=config, periodic_jobs=jobs)
             with pytest.raises(riverpy.ConfigError, match=message):

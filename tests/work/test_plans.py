@@ -516,7 +516,7 @@ DASHBOARD_VALUES = {
     "queues": "'{backlog,q1}'",
     "searched": "1000",
     "skipped": "'{}'",
-    "slot": "'2026-01-01Z'",
+    "due_at": "'2026-01-01Z'",
     "state": "'available'",
 }
 
@@ -528,7 +528,7 @@ DASHBOARD_VALUES = {
         ("queue_kinds_without_worker", FETCH),
         ("client_running_jobs", FETCH),
         ("periodic_newest_jobs", "river_job_pkey"),
-        ("periodic_job_of_slot", FETCH),
+        ("periodic_job_of_due_time", FETCH),
     ],
 )
 async def test_dashboard_reads(large: asyncpg.Connection[Any], name: str, index: str) -> None:

@@ -114,7 +114,7 @@ def _make_job_values(job: JobRow) -> dict[str, object]:
         "errors": [_make_error_entry(job, error) for error in reversed(job.errors)],
         "errors_left_out": job.error_count - len(job.errors),
         "metadata_json": msgspec.json.encode(shown).decode(),
-        "output_json": _get_json_text(metadata, OUTPUT_METADATA_KEY),
+        "output_json": _get_member_as_json(metadata, OUTPUT_METADATA_KEY),
         "steps": _list_stored_step_data(metadata),
         "log": list(_decode_attempt_logs(job)),
         "unique_key": job.unique_key.hex() if job.unique_key else None,
@@ -179,7 +179,7 @@ def _decode_json_object(json_text: str) -> dict[str, msgspec.Raw]:
         return {"(not an object)": msgspec.Raw(json_text.encode())}
 
 
-def _get_json_text(members: Mapping[str, msgspec.Raw], key: str) -> str | None:
+def _get_member_as_json(members: Mapping[str, msgspec.Raw], key: str) -> str | None:
     raw = members.get(key)
     return None if raw is None else bytes(raw).decode()
 
@@ -195,7 +195,7 @@ def _list_stored_step_data(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[st
     return [
         (name, text)
         for key, name in names.items()
-        if (text := _get_json_text(metadata, key)) is not None
+        if (text := _get_member_as_json(metadata, key)) is not None
     ]
 
 

@@ -161,7 +161,7 @@ async def _find_last_job(
     try:
         async with tx.transaction():
             job = await periodic_find_job_of_due_time(
-                tx, schema, periodic_job_id=job_id, slot=entry.last_run_at, queues=queues
+                tx, schema, periodic_job_id=job_id, due_at=entry.last_run_at, queues=queues
             )
             return None if job is None else make_run_of_inserted_job(job)
     except PostgresError as error:

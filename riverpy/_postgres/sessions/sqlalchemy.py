@@ -244,7 +244,8 @@ class SqlAlchemySession(CallerSession):
         """Return the connection of the session. If no transaction is open, SQLAlchemy begins one.
 
         Raises:
-            TransactionError: the session has no usable connection, or one that commits by itself.
+            TransactionError: the session has no usable connection, or its connection commits each
+                statement by itself (AUTOCOMMIT).
             TypeError: riverpy does not know the driver.
         """
         try:

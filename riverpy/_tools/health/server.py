@@ -98,7 +98,7 @@ class HttpServer:
         connections.
 
         Raises:
-            OSError: the server cannot listen on the address. The text has the remedy.
+            OSError: the server cannot listen on the address. The error text says what to do.
         """
         listeners = await self._open_listeners()
         try:
