@@ -47,9 +47,8 @@ class ClientIdInUseError(ConfigError):
 
     Attributes:
         client_id: the id that both clients use.
-        since: when the other client registered, in RFC 3339. None: not known. The other client
-            registered after this client had started, during a time in which this client wrote no
-            heartbeats.
+        since: when the other client registered, in RFC 3339. None: at an unknown time after this
+            client had started, while this client wrote no heartbeats.
     """
 
     def __init__(self, client_id: str, since: str | None) -> None:
@@ -96,7 +95,7 @@ class DomainConflictError(ConfigError):
 
 
 class InsertError(RiverError, ValueError):
-    """A job is not allowed. Nothing was sent to the database."""
+    """A job cannot be inserted as the caller asked. Nothing was sent to the database."""
 
 
 class ArgsError(InsertError):
@@ -130,9 +129,9 @@ class TransactionError(RiverError):
     """A transaction cannot be used for this call. The error text has the reason.
 
     Examples: The connection given as `tx` is closed, is not in a transaction, or its transaction is
-    aborted. A function of the caller has ended the transaction. The connection of a LeaseManager is
-    in a transaction. A fence (a check that a lease is still held) was called outside of a
-    transaction or in a savepoint.
+    aborted. A function that the caller passed, such as `fn` of `run_once`, has ended the
+    transaction. The connection of a LeaseManager is in a transaction. A fence (a check that a lease
+    is still held) was called outside of a transaction or in a savepoint.
     """
 
 

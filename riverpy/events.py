@@ -30,8 +30,8 @@ class EventKind(StrEnum):
 
 
 class FleetEventKind(StrEnum):
-    """The kinds of events that only subscribers with `client.subscribe(…, fleet=True)` can receive,
-    in addition to those of `EventKind` and `LeaseEventKind`."""
+    """The kinds of events that only a subscription with `fleet=True` can receive. It can also
+    receive the kinds of `EventKind` and `LeaseEventKind`."""
 
     JOB_STARTED = "job_started"
     """An attempt started."""
@@ -65,8 +65,8 @@ class LeaseEventKind(StrEnum):
     FAILED = "lease_failed"
     """The code that runs under the lease raised an error, so the term ends."""
     LOST = "lease_lost"
-    """The term ended without a release: the client could not renew or release the lease in time, or
-    another process may hold it. The code under the lease may still be stopping."""
+    """The term ended without a release, because the client could not renew or release the lease in
+    time, or because another process may hold it. The code under the lease may still be stopping."""
     RELEASED = "lease_released"
     """The code under the lease ended, and the client released the lease. Other processes can
     acquire it."""
@@ -149,7 +149,7 @@ class JobChangeKind(StrEnum):
 
 
 class JobChange(msgspec.Struct, frozen=True):
-    """A change of a job that `client.watch` has found."""
+    """One item of `client.watch`: the watched job when the watch began, or after a change."""
 
     kind: JobChangeKind
     """What has changed. `JobChangeKind` says which kind is chosen if several things have
@@ -163,10 +163,10 @@ class JobChange(msgspec.Struct, frozen=True):
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):
-    """A change of the leadership of a client: it became leader, or is no longer leader.
+    """A change of a client's leadership: the client became leader, or is no longer leader.
 
-    The first item of a subscription (`client.leadership`) is the last change so far. If there was
-    no change yet, this item says that the client is not leader, and most other fields are None.
+    The first item of `client.leadership` is the client's last change before the subscription. If
+    there was none, `is_leader` of this item is False, and most other fields are None.
     """
 
     is_leader: bool

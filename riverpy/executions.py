@@ -49,8 +49,8 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
     value: ResultT | None = None
     """The value that the function returned; None: the function did not run in this call."""
     claimed_by: str | None = None
-    """The id of the client whose call claimed the key, to run the function; None: not known
-    yet."""
+    """The id of the client whose call claimed the key; None: not known, for example because that
+    call's transaction is still open."""
     claimed_at: datetime | None = None
     """The time at which another call claimed the key, by the server's clock; None: not known, or
     the function ran in this call."""
@@ -63,10 +63,10 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
 
 class Claim(NamedTuple):
     """The right of one call of `run_at_most_once` or `run_at_least_once` to run its function. The
-    function receives this object, and has an effect outside the database."""
+    call passes this object to the function."""
 
     key: str
     epoch: int
     """A number that increases with each claim of the key. Another system can use this number as a
     fencing token and refuse lower numbers. `key` and `epoch` together identify one run of the
-    call's function."""
+    function."""

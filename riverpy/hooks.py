@@ -84,7 +84,7 @@ class HookWorkEnd(Protocol):
 @runtime_checkable
 class HookPeriodicJobsStart(Protocol):
     """A hook that is called each time the client with this hook becomes leader, before the leader
-    inserts jobs of periodic jobs."""
+    inserts jobs for the periodic jobs."""
 
     def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> Awaitable[None]:
         """Add or remove periodic jobs. If a hook raises an error, or if all hooks together take
@@ -110,21 +110,21 @@ Hook: TypeAlias = (
 
 
 class HookInsertBeginFunc:
-    """Makes a HookInsertBegin from an `async def`."""
+    """A HookInsertBegin that calls an `async def` function."""
 
     def __init__(self, function: Callable[[JobInsertParams], Awaitable[None]]) -> None:
         self.insert_begin = function
 
 
 class HookWorkBeginFunc:
-    """Makes a HookWorkBegin from an `async def`."""
+    """A HookWorkBegin that calls an `async def` function."""
 
     def __init__(self, function: Callable[[Job[Any]], Awaitable[None]]) -> None:
         self.work_begin = function
 
 
 class HookWorkEndFunc:
-    """Makes a HookWorkEnd from an `async def`."""
+    """A HookWorkEnd that calls an `async def` function."""
 
     def __init__(
         self, function: Callable[[Job[Any], BaseException | None], Awaitable[bool | None]]
@@ -133,14 +133,14 @@ class HookWorkEndFunc:
 
 
 class HookPeriodicJobsStartFunc:
-    """Makes a HookPeriodicJobsStart from an `async def`."""
+    """A HookPeriodicJobsStart that calls an `async def` function."""
 
     def __init__(self, function: Callable[[PeriodicJobsStart], Awaitable[None]]) -> None:
         self.periodic_jobs_start = function
 
 
 class HookMetricEmitFunc:
-    """Makes a HookMetricEmit from a plain function."""
+    """A HookMetricEmit that calls a plain function."""
 
     def __init__(self, function: Callable[[Metric], None]) -> None:
         self.metric_emit = function

@@ -63,8 +63,8 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplaceOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects the values that the insert of a duplicate replaces in the existing job. At least one
-    field must be True.
+    """Selects the values of the existing job that the insert of a duplicate replaces. At least one
+    of the bool fields must be True.
 
     The existing job is changed only if it is available, pending, scheduled or retryable. It keeps
     its id, its attempts and its queue.
@@ -73,17 +73,17 @@ class ReplaceOpts(msgspec.Struct, frozen=True, kw_only=True):
     args: bool = True
     """Replace the args. Default True."""
     scheduled_at: bool = True
-    """Replace the time at which the job is due, and its `expires_in`. If the insert sets no
-    `scheduled_at`, the existing job becomes due now. A pending job stays pending. Default True."""
+    """Replace the job's `scheduled_at` and `expires_in`. If the insert sets no `scheduled_at`, the
+    existing job becomes due now. A pending job stays pending. Default True."""
     priority: bool = False
     """Replace the priority. Default False."""
     metadata: bool = False
     """Replace the metadata, except for the keys that River and riverpy use themselves. Default
     False."""
     max_wait: timedelta | None = None
-    """How far replacing can postpone the existing job: the `scheduled_at` of this job is at most
-    this long after its `created_at`. More than 0, at most 100 years. Needs
-    `ReplaceOpts.scheduled_at`. Default None: no limit."""
+    """How far duplicates can postpone the existing job: its `scheduled_at` is at most this long
+    after its `created_at`. More than 0, at most 100 years. Needs `ReplaceOpts.scheduled_at`.
+    Default None: no limit."""
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,8 +139,8 @@ class JobInsertParams(msgspec.Struct, kw_only=True):
     args: JobArgs | RawArgs
     """The args that the caller passed. They are not stored: the database stores `encoded_args`."""
     encoded_args: str
-    """The args as JSON text, which is stored. A change of this text does not change the unique
-    key."""
+    """The args as JSON text, which is stored. If a hook or middleware changes this text, the unique
+    key stays the same."""
     kind: str
     max_attempts: int
     metadata: dict[str, Any]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ERRORS_PER_JOB_MAX = 100
 """The maximum number of errors in a job's row. The row keeps the first error and the newest ones.
-The SQL statements have the same limit."""
+The SQL statements use the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
 OUTPUT_METADATA_KEY = "output"
@@ -60,7 +60,7 @@ class JobState(StrEnum):
 
 @runtime_checkable
 class JobArgs(Protocol):
-    """The type of args classes. An args class has the class variable `kind`, and is a msgspec
+    """The interface of args classes. An args class has the class variable `kind`, and is a msgspec
     Struct, a dataclass, a pydantic model or a subclass of dict.
 
     Two members are optional. `kind_aliases: ClassVar[Sequence[str]]` lists older names of the kind,
@@ -161,8 +161,8 @@ class JobRow:
 
     @property
     def errors(self) -> list[AttemptError]:
-        """The errors of earlier attempts, the oldest first. `AttemptError` describes what it
-        contains if another program has stored an entry in an unexpected form."""
+        """The errors of earlier attempts, the oldest first. For entries that another program has
+        stored in an unexpected form, see `AttemptError`."""
         return [
             parse_error_entry(text) for text in iterate_error_entries(self._row[JobColumn.ERRORS])
         ]
@@ -195,8 +195,8 @@ class JobRow:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata, decoded at each read. Empty if the column has no JSON object, or an object
-        that Python cannot decode."""
+        """The metadata, decoded at each read. Empty if the column does not contain a JSON
+        object, or if Python cannot decode the object."""
         try:
             return msgspec.json.decode(self._row[JobColumn.METADATA], type=dict[str, Any])
         except (msgspec.ValidationError, RecursionError):
@@ -309,8 +309,8 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
 
     _args: ArgsT_co
     _cancelled_event: threading.Event
-    """The event behind the property `cancelled`. It is created when the property is first read,
-    because most attempts do not need it."""
+    """The event that the flag `cancelled` reads. It is created only when the property `cancelled`
+    is first read or the attempt is cancelled, because most attempts do not need the event."""
     _log: AttemptLog
     """The log of the attempt. The middleware `JobLog` sets it."""
     _metadata_updates: dict[str, str] | None
@@ -474,7 +474,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
     def complete_tx(
         self, tx: BlockingTransaction | CallerTransaction
     ) -> JobRow | Coroutine[object, None, JobRow]:
-        """Complete this job in your transaction, with the recorded output and metadata. Returns the
+        """Complete this job in your transaction, with the recorded output and metadata. Return the
         completed job.
 
         One commit stores both your data and the completed job. After the commit, the job stays
@@ -526,11 +526,11 @@ def _check_output_size(size: int) -> None:
 
 
 def check_metadata_key(key: object) -> None:
-    """Raise an error if River itself uses the metadata key, to rescue or cancel jobs.
+    """Raise an error if River uses this metadata key itself, to rescue or cancel jobs.
 
-    River in Go decodes the values of these keys when it rescues jobs. If a user stored a value of
-    another type there, this would fail, and River would rescue no jobs of any client any more. The
-    check ignores the case of letters, because Go's JSON decoder ignores it.
+    River in Go decodes the values of these keys when it rescues jobs. A value of another type would
+    make the decoding fail, and River would rescue no jobs of any client any more. The check ignores
+    the case of letters, because Go's JSON decoder ignores it.
 
     Raises:
         ArgsError: River uses the key.

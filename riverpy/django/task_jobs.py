@@ -36,7 +36,7 @@ TASK_KIND_PREFIX = "django:"
 """The prefix of the kinds of jobs that run tasks. The module path of the task follows the prefix,
 for example `django:shop.tasks.send`."""
 TASK_METADATA_KEY = "riverpy:django"
-"""The key of the TaskMetadata in the metadata of a job."""
+"""The key in a job's metadata under which its TaskMetadata is stored."""
 UNKNOWN_EXCEPTION = "builtins.Exception"
 """The exception class in a task result if the class is not known, for example after a worker was
 killed."""
@@ -55,7 +55,7 @@ _ERROR_CLASS_PATTERN = re.compile(r"([A-Za-z]+(?:Error|Exception|Exit|Group))(?=
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """Data about a failed attempt. The errors of the job do not have this data."""
+    """What the TaskMetadata stores about a failed attempt, because the job's errors lack it."""
 
     exception_class: str
     """The module path of the class of the exception."""
@@ -64,7 +64,8 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
 
 class TaskMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Data about a task for which the table of jobs has no column. It is stored in the metadata."""
+    """Data about a task. It is stored in the job's metadata, because the table `river_job` has no
+    columns for it."""
 
     backend: str
     """The alias of the task backend in Django's setting TASKS."""
@@ -117,7 +118,8 @@ def make_insert_opts(task: Any, backend: str, max_attempts: int | None) -> Inser
 
 
 def read_task_metadata(row: JobRow) -> TaskMetadata | None:
-    """Return the task metadata of a job; None: the job was inserted by a program without Django."""
+    """Return the task metadata of a job; None: the job has none, for example because a program
+    without Django inserted it."""
     try:
         return msgspec.convert(row.metadata.get(TASK_METADATA_KEY), TaskMetadata)
     except msgspec.ValidationError:

@@ -34,21 +34,22 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 _UNRECORDED_EXCEPTIONS = (asyncio.CancelledError, GeneratorExit, JobSnooze)
-"""The exceptions for which this module records no failure: the attempt was snoozed or cancelled."""
+"""The exceptions that end a snoozed or cancelled attempt. This module does not record them as
+failures."""
 
 
 class TaskAttemptRunner:
     """Runs the function of a task for one attempt, and records what Django's task result needs."""
 
     def __init__(self, job: Job[dict[str, Any]], task: Any, backend_class: type[Any]) -> None:
-        """`backend_class` is the class of the task backend. Django's signals about the task have it
-        as their sender."""
+        """`backend_class` is the class of the task backend. The runner sends Django's task signals
+        with this class as the sender."""
         self._job, self._backend_class = job, backend_class
         self._metadata = read_task_metadata(job) or TaskMetadata(task.backend, task.priority)
         self._result = make_task_result(job, self._metadata, task)
         self._function = task.func
         self._should_signal_end = False
-        """Whether the task has ended, so that the signal `task_finished` must be sent."""
+        """Whether to send the signal `task_finished`, because the task has ended."""
 
     def run(self) -> None:
         """Run the function of a task that is not async."""
@@ -59,8 +60,8 @@ class TaskAttemptRunner:
                     self._function(*self._make_arguments(), **self._result.kwargs)
                 )
         finally:
-            # Send the signal here, after `_record_attempt_end`. An error of the function is still
-            # being handled here, so receivers of the signal can read it with `sys.exc_info()`.
+            # Send the signal after `_record_attempt_end`, but in `finally`: if the function raised
+            # an error, receivers of the signal can read the error with `sys.exc_info()`.
             if self._should_signal_end:
                 task_finished.send(sender=self._backend_class, task_result=self._result)
 
@@ -96,7 +97,7 @@ class TaskAttemptRunner:
 
     @contextmanager
     def _record_attempt_end(self) -> Generator[None]:
-        """Record the end of the attempt in the metadata of the job and in the task result."""
+        """Record the outcome of the `with` block in the job's metadata and in the task result."""
         try:
             yield
         except _UNRECORDED_EXCEPTIONS:

@@ -62,7 +62,7 @@ def register_tasks(workers: Workers, options_by_backend: dict[str, TaskOptions])
     """Register a worker for each task of the project. Return whether the project has a task.
 
     Args:
-        workers: the registry of workers. Kinds that already have a worker are not changed.
+        workers: the registry of workers. A kind that already has a worker keeps it.
         options_by_backend: the options of each task backend of riverpy, by its alias.
     """
     paths = {path for options in options_by_backend.values() for path in _find_task_paths(options)}
@@ -82,7 +82,7 @@ def _list_module_names(options: TaskOptions) -> Iterator[str]:
 
 
 def _find_task_paths(options: TaskOptions) -> Iterator[str]:
-    """Yield the module paths of all tasks in the modules in which workers search."""
+    """Yield the module path of each task in the modules that workers search for tasks."""
     for name in _list_module_names(options):
         if name not in options.modules and find_spec(name) is None:
             continue

@@ -69,7 +69,7 @@ class RiverpyBackend(BaseTaskBackend):
 
     @cached_property
     def task_options(self) -> TaskOptions:
-        """The setting `OPTIONS` of this backend, after its values were checked.
+        """The values of this backend's setting `OPTIONS`, checked.
 
         Raises:
             ImproperlyConfigured: an option is wrong. `manage.py check` reports it too.
@@ -93,7 +93,7 @@ class RiverpyBackend(BaseTaskBackend):
 
         Raises:
             InvalidTask: the task is not allowed, or workers do not import its module.
-            TypeError, ArgsError: an argument is not JSON.
+            TypeError, ArgsError: an argument cannot be stored as JSON.
             TransactionError: the transaction of the database is aborted, or the calling code is
                 async.
         """
@@ -136,7 +136,7 @@ class RiverpyBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id)
         module_path = row.kind.removeprefix(TASK_KIND_PREFIX)
         if not is_found_by_workers(module_path.rpartition(".")[0], self.task_options):
-            # Do not import the module: any program that inserts jobs could have chosen its name.
+            # Do not import the module: any program may have inserted the job that names it.
             raise TaskResultDoesNotExist(result_id)
         try:
             task = find_task(module_path)

@@ -55,8 +55,8 @@ async def make_client() -> Client:
 
 
 def read_slots_per_queue() -> dict[str, int] | None:
-    """Return the slots of each queue that `manage.py riverpy worker` works, i.e. how many of its
-    jobs run at the same time.
+    """Return the slots of each queue that `manage.py riverpy worker` works. The slots of a queue
+    are the maximum number of its jobs that the worker runs at the same time.
 
     Return None if a setting is wrong, or if `RIVERPY["WORKERS"]` names a function: only
     `manage.py riverpy worker` calls such a function, so the slots are not known here. This call
@@ -76,7 +76,7 @@ def read_slots_per_queue() -> dict[str, int] | None:
 
 
 def find_riverpy_backends_if_installed() -> Sequence[RiverpyBackend]:
-    """Return riverpy's backends in Django's setting TASKS. Empty if Django's tasks are not
+    """Return the backends of riverpy in Django's setting TASKS; none if Django's tasks are not
     installed."""
     if not has_task_backend():
         return ()
@@ -86,8 +86,8 @@ def find_riverpy_backends_if_installed() -> Sequence[RiverpyBackend]:
 
 
 def has_task_backend() -> bool:
-    """Return whether Django's setting TASKS names the backend of riverpy, and Django's tasks are
-    installed."""
+    """Return whether Django's tasks are installed and Django's setting TASKS names a backend of
+    riverpy."""
     settings: object = getattr(django_settings, "TASKS", None)
     if not isinstance(settings, dict):
         return False
