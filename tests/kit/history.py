@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 STATEMENTS = read_statements(Path(__file__).with_name("history.sql"))
 
 
+CLOCK_STEP_SEEN = timedelta(minutes=1)
+"""If the first act in a term is later than its election by more than this, the server's clock was
+set back."""
+
+
 class Term(NamedTuple):
     """A term of a leader. A newer term was elected later."""
 
@@ -132,6 +137,18 @@ class History(msgspec.Struct, kw_only=True):
     validity: timedelta = timedelta(seconds=15)
     """The longest time for which a leader's lease is valid without an answer of the server."""
 
+    def election_times(self) -> dict[Term, datetime]:
+        """Return the true time of the election of each term. While the server's clock is set back,
+        the time in the term is too early, and the first act or write in the term counts."""
+        first: dict[Term, datetime] = {}
+        acts = [(act.term, act.at) for act in self.acts if act.term is not None]
+        for term, at in (*acts, *((write.term, write.committed_at) for write in self.writes)):
+            first[term] = min(at, first.get(term, at))
+        return {
+            term: at if at - term.elected_at > CLOCK_STEP_SEEN else term.elected_at
+            for term, at in first.items()
+        }
+
     def spans(self) -> list[Span]:
         """Return the terms in the order of their election.
 
@@ -146,12 +163,13 @@ class History(msgspec.Struct, kw_only=True):
             if act.term is not None:
                 of_term[act.term].append(act)
         spans: list[Span] = []
-        for term, acts in sorted(of_term.items()):
+        elected_at = self.election_times()
+        for term, acts in sorted(of_term.items(), key=lambda item: (elected_at[item[0]], item[0])):
             process = acts[0].process
             acted = [act.at for act in acts if act.what != "end"]
             ended = [act.at for act in acts if act.what == "end"]
             was_stalled = any(
-                since <= max(ended, default=until) and until >= term.elected_at
+                since <= max(ended, default=until) and until >= elected_at[term]
                 for since, until in stalls[process]
             )
             known = acted if was_stalled and acted else acted + ended
@@ -207,18 +225,23 @@ def _check_terms(history: History) -> Iterator[Violation]:
 
 
 def _check_writes(history: History) -> Iterator[Violation]:
+    elected_at = history.election_times()
+
+    def order(term: Term) -> tuple[datetime, Term]:
+        return elected_at[term], term
+
     begins = sorted((act.at, act.term) for act in history.acts if act.what == "begin" and act.term)
     newest: Term | None = None
-    for write in sorted(history.writes, key=lambda write: (write.committed_at, write.term)):
+    for write in sorted(history.writes, key=lambda write: (write.committed_at, order(write.term))):
         while begins and begins[0][0] < write.committed_at:
-            newest = max(newest or begins[0][1], begins.pop(0)[1])
-        if newest is not None and write.term < newest:
+            newest = max(newest or begins[0][1], begins.pop(0)[1], key=order)
+        if newest is not None and order(write.term) < order(newest):
             yield Violation(
                 "no write of an older term after one of a newer",
                 f"write {write.number} of the {write.term} was committed at "
                 f"{write.committed_at:%H:%M:%S.%f}, after the beginning of the {newest}",
             )
-        newest = max(newest or write.term, write.term)
+        newest = max(newest or write.term, write.term, key=order)
 
 
 # --- periodic slots

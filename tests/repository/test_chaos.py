@@ -148,6 +148,20 @@ def test_overlap_after_a_step() -> None:
     assert rules(acts=acts, clock_steps=[ClockStep(at(8), at(9))]) == ["no overlap of terms"]
 
 
+def test_term_that_begins_while_the_clock_is_back() -> None:
+    """A client that is elected while the server's clock is set back gets an earlier time than the
+    term before. Its writes are not late; those of the term before are, after its election."""
+    later = Term(at(10) - timedelta(minutes=10), "three:3")
+    acts = [*good_history().acts[:3], act("begin", 10, later), act("pass", 11, later)]
+    writes = [TermWrite(OLD, 1, at(5)), TermWrite(later, 1, at(11))]
+    step = [ClockStep(at(9.5), at(12))]
+    assert rules(acts=acts, writes=writes, clock_steps=step, jobs=[], inserted=[]) == []
+    late = [*writes, TermWrite(OLD, 2, at(11.5))]
+    assert rules(acts=acts, writes=late, clock_steps=step, jobs=[], inserted=[]) == [
+        "no write of an older term after one of a newer"
+    ]
+
+
 def test_slot_read_before_a_clock_step() -> None:
     """A slot that is read before the clock is set back, and inserted after it, is not early. The
     same insert at another time is."""
