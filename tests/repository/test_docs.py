@@ -87,6 +87,18 @@ def find_free_port() -> str:
         return str(server.getsockname()[1])
 
 
+def pattern_of(text: str) -> str:
+    """The pattern of an output. `…` stands for any text in its line. It stands for any lines if it
+    is a line of its own, the first or the last character."""
+    start, end = text.startswith("…"), text.endswith("…")
+    lines = text.removeprefix("…").removesuffix("…").splitlines(keepends=True)
+    pattern = "".join(
+        r"(?:.*\n)*?" if line == "…\n" else ".*?".join(map(re.escape, line.split("…")))
+        for line in lines
+    )
+    return r"[\s\S]*?" * start + pattern + r"[\s\S]*?" * end
+
+
 def use(block: Block, directory: Path, printed: str, environ: dict[str, str]) -> str:
     """Use one block; what it printed."""
     match block:
@@ -111,8 +123,7 @@ def use(block: Block, directory: Path, printed: str, environ: dict[str, str]) ->
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             return done.stdout
         case Block("text" | "json", "output", text):
-            pattern = ".*?".join(map(re.escape, text.strip().split("…")))
-            assert re.fullmatch(pattern, printed.strip(), re.DOTALL), printed
+            assert re.fullmatch(pattern_of(text.strip()), printed.strip()), printed
             return printed
         case _:
             raise AssertionError(f"unknown block: {block.language} {block.use}")
