@@ -155,8 +155,8 @@ class Workers:
         return [unit for kind, unit in self._worker_by_kind.items() if unit.kind == kind]
 
     def include(self, other: Workers, *, replace: bool = False) -> Self:
-        """Register all workers of another registry. After an error none of them is registered.
-        Workers that are added to `other` later are not included.
+        """Register all workers of another registry. If one worker cannot be registered, register
+        none of them. Workers that are added to `other` later are not included.
 
         Args:
             other: the other registry. It is not changed.
@@ -477,7 +477,7 @@ def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _find_kind(args_type: Any, explicit_kind: str | None, owner_name: str) -> str:
-    """Return the explicit kind, or else the kind of the args class, after a check."""
+    """Return `explicit_kind` or, if it is None, the kind of the args class, and check the kind."""
     kind = explicit_kind if explicit_kind is not None else getattr(args_type, "kind", None)
     if explicit_kind is not None:
         validate_kind(explicit_kind)

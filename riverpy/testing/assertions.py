@@ -51,8 +51,8 @@ def _read_jobs_and_find(
     async source, return a coroutine that does this.
 
     If there are no jobs of the expected kinds and `must_exist` is True, `find` receives the newest
-    jobs of other kinds instead. None of them matches, and `find` shows them in the text of its
-    AssertionError. `name` is the name of the assertion for Python's warnings.
+    jobs of other kinds instead, and shows them in the text of its AssertionError. Python shows
+    `name`, the name of the assertion, if the test does not await the coroutine.
     """
     kinds = [kind for one in expected for kind in one.kinds]
 
@@ -203,8 +203,8 @@ def require_many_inserted(
         tx, schema: as for `require_inserted`.
 
     Raises:
-        AssertionError: a job of these kinds is missing, is not expected, or is in another place of
-            the order.
+        AssertionError: a job of these kinds is missing, is not expected, or is in the wrong
+            position.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     check_expected_is_list(expected)

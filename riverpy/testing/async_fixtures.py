@@ -60,10 +60,11 @@ _UNKNOWN_STATE = TransactionState(is_marked=True, has_changed_tables=True)
 
 
 async def _fetch_transaction_state_or_unknown(connection: Transaction) -> TransactionState:
-    """Return the state of the transaction that a fixture has opened.
+    """Return the state of the transaction that a fixture has opened, or `_UNKNOWN_STATE` if the
+    state cannot be read.
 
-    `connection` must be the driver's connection, not that of SQLAlchemy. SQLAlchemy's connection
-    raises its own errors after the tested code has sent a COMMIT as text."""
+    `connection` must be the driver's connection. If the tested code has executed `COMMIT` as an SQL
+    text, SQLAlchemy's connection does not know this, and raises errors of its own."""
     try:
         return await fetch_transaction_state(connection)
     except DATABASE_ERRORS:  # the transaction is aborted, or the connection is lost
@@ -71,8 +72,8 @@ async def _fetch_transaction_state_or_unknown(connection: Transaction) -> Transa
 
 
 def _is_savepoint_missing(error: SQLAlchemyError) -> bool:
-    """Return whether PostgreSQL reports that a savepoint does not exist. Then the tested code has
-    ended the transaction that had this savepoint."""
+    """Return whether PostgreSQL reports that a savepoint does not exist. This error shows that the
+    tested code has ended the transaction, and with it the savepoint."""
     cause = getattr(error, "orig", None)
     return _MISSING_SAVEPOINT_SQLSTATE in (
         getattr(cause, "sqlstate", None),
@@ -81,8 +82,9 @@ def _is_savepoint_missing(error: SQLAlchemyError) -> bool:
 
 
 def _adapt_driver_connection(connection: Any, of_sqlalchemy: object) -> Transaction:
-    """Return riverpy's adapter of the driver's connection. If riverpy does not support this driver
-    without SQLAlchemy, return the adapter of SQLAlchemy's connection, `of_sqlalchemy`."""
+    """Return the driver's connection itself if it is of asyncpg. For another driver, return
+    riverpy's adapter of the connection. If riverpy has no adapter for this driver, return the
+    adapter of SQLAlchemy's connection, `of_sqlalchemy`."""
     if is_asyncpg_connection(connection):
         return connection
     adapter = adapt_session(connection) or adapt_session(of_sqlalchemy)
@@ -127,8 +129,8 @@ async def open_session(
 
     Raises:
         TransactionEndedError: raised at the end, if the tested code has ended the transaction.
-        MixedSessionsError: raised at the end, if sessions overlapped in a way that gives another
-            result than in production.
+        MixedSessionsError: raised at the end, if sessions overlapped in such a way that the
+            result differs from production.
     """
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -247,9 +249,9 @@ def refusing_sessions(session_makers: Sequence[SessionMaker]) -> Generator[None]
     with ExitStack() as stack:
         for is_async in (True, False):
             if makers := select_session_makers(session_makers, is_async=is_async):
-                # SQLAlchemy needs a driver to create an engine. These two drivers are always
-                # installed. They open no connection, because SQLAlchemy calls `creator` instead,
-                # which raises ConfigError.
+                # SQLAlchemy creates an engine only if its driver is installed. asyncpg and sqlite3
+                # always are. They open no connection: SQLAlchemy calls `creator` instead, which
+                # raises ConfigError.
                 create, driver = (
                     (create_async_engine, "postgresql+asyncpg")
                     if is_async
@@ -301,8 +303,8 @@ def _letting_sessions_take_turns(
 
 @contextmanager
 def _recording_statements(connection: Any, turns: SessionTurns) -> Generator[None]:
-    """In the `with` block, pass each statement of the connection to `turns`, which records whether
-    a session has written."""
+    """In the `with` block, pass each statement that the connection executes to `turns`, which
+    records whether a session has written."""
     from sqlalchemy import event
 
     def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -319,8 +321,8 @@ def _make_test_session_class(turns: SessionTurns) -> type[Session]:
     """Return the class of the test's own session.
 
     While a session of the application has an open savepoint, the test's session runs its statements
-    inside this savepoint. It must not set its own savepoint then, because that would have to end
-    before the savepoint of the application's session."""
+    inside this savepoint. The test's session then sets no savepoint of its own, because an inner
+    savepoint must end before the outer savepoint."""
     from sqlalchemy.orm import Session
 
     class TestSession(Session):

@@ -30,8 +30,8 @@ _VALUE_LENGTH_MAX = 200
 
 
 _SHOWN_START_LENGTH = 40
-"""If two values are long, an error text starts this number of characters before their first
-difference."""
+"""If two long values begin with the same text, an error text shows them only from this number of
+characters before their first difference."""
 
 
 class FieldDifference(NamedTuple):
@@ -50,7 +50,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
     kinds: tuple[str, ...]
     """The kind of the args class, and older names of the kind. A job must have one of them."""
     args_type: Any
-    """The class of the args. `RawArgs`: the args are not decoded."""
+    """The class of the args. With `RawArgs`, the args are not decoded."""
     exact_args: str | None
     """All expected args, as JSON text; None: only `fields` are compared."""
     fields: Mapping[str, object]
@@ -125,8 +125,8 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
 
 
 class _MissingField:
-    """The value that stands for a field that a job does not have, in comparisons and error
-    texts."""
+    """The value of a field that is missing, for comparisons. Error texts show it as
+    `no such field`."""
 
     def __repr__(self) -> str:
         return "no such field"

@@ -59,19 +59,19 @@ class KeptConnections:
 
 
 class OpenTestLoops:
-    """The event loops that run tests. When such a loop ends, the connections in it are closed."""
+    """The event loops that run tests. When a test loop ends, its idle connections are closed."""
 
     def __init__(self) -> None:
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._resources: list[LoopResource] = []
 
     def is_open(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether the loop runs tests. Only such a loop may keep connections, because they
-        are closed when it ends."""
+        """Return whether the loop runs tests. Idle connections are kept only in these loops,
+        because they are closed when such a loop ends."""
         return loop in self._loops
 
     def add_resource(self, resource: LoopResource) -> None:
-        """Register an object whose connections are closed at the end of each loop."""
+        """Register an object. At the end of each test loop, its `close_in_loop` is called."""
         self._resources.append(resource)
 
     async def register_running_loop(self) -> None:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class LoopPool(NullPool):
-    """A pool for an async engine with asyncpg, without a limit of its size.
+    """A pool without a size limit, for an async SQLAlchemy engine with asyncpg.
 
-    In an event loop that runs tests, it keeps idle connections for later sessions, also of later
-    tests. In any other loop it closes each connection after its use."""
+    In an event loop that runs tests, the pool keeps idle connections for later sessions of this
+    test and later tests. In any other loop, the pool closes each connection after its use."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

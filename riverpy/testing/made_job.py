@@ -68,15 +68,17 @@ class JobColumns(TypedDict, total=False):
     id: int
     """The id, 1 or more. Default: the next number of a counter, which starts at 1."""
     attempt: int
-    """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt. The
-    default depends on the state. Available, pending or scheduled: the number of `errors`. Retryable
-    or discarded: the number of `errors`, at least 1, because the last error is that of this
-    attempt. Other states: the number of `errors` plus 1."""
+    """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt.
+
+    The default is the number of `errors` if the state is available, pending or scheduled. If it is
+    retryable or discarded, the default is the number of `errors`, at least 1. In the other states,
+    the default is the number of `errors` plus 1."""
     attempted_at: datetime
     attempted_by: Sequence[str]
     created_at: datetime
     errors: Sequence[AttemptError | str]
-    """The errors of earlier attempts. Default: none."""
+    """The errors of earlier attempts. If the state is retryable or discarded, the last error is of
+    this attempt. Default: none."""
     finalized_at: datetime
     kind: str
     """The kind. Default: the kind of the args class."""
@@ -389,7 +391,7 @@ def _set_non_insert_columns(values: list[Any], given: Mapping[str, Any], now: da
 
 
 def _count_attempts(state: JobState, error_count: int) -> int:
-    """Return the number of attempts that a job in this state with these errors has started."""
+    """Return how many attempts a job has started, from its state and its number of errors."""
     if state in _WAITING_STATES:
         return error_count
     return max(error_count, 1) if state in _FAILED_STATES else error_count + 1

@@ -67,7 +67,7 @@ class RecordedJobs:
         return [entry.job for entry in self._entries]
 
     def clear(self) -> None:
-        """Remove all recorded jobs. Later jobs do not get the same ids again."""
+        """Remove all recorded jobs. Later jobs get new ids."""
         with self._lock:
             self._entries.clear()
 
@@ -194,11 +194,11 @@ class RecordedJobs:
             keys.add(row.unique_key)
 
     def _record_row(self, row: InsertRow, now: datetime) -> tuple[int, bool, bool]:
-        """Record one job, except if it is a duplicate of a recorded job.
+        """Record one job. If a recorded job has the same unique key, record no new job. If the
+        insert also has `replace` set, change the recorded job.
 
-        Return three values: the index in `_entries` of the job or, for a duplicate, of the recorded
-        job; whether the job is a duplicate; and whether the job has replaced values of the recorded
-        job."""
+        Return three values: the index in `_entries` of the new job or of the recorded job with the
+        same key; whether the job is a duplicate; and whether the recorded job was changed."""
         if row.unique_key is not None:
             for index, entry in enumerate(self._entries):
                 if entry.insert_row.unique_key == row.unique_key:
@@ -219,7 +219,7 @@ def _make_recorded_job(row: InsertRow, job_id: int, now: datetime) -> _RecordedJ
 
 
 def _apply_replacing_insert(entry: _RecordedJob, row: InsertRow, now: datetime) -> _RecordedJob:
-    """Return a recorded job with the new values of an insert that has `replace` set."""
+    """Return the recorded job `entry` after an insert of `row` has replaced values of it."""
     merged = merge_replacing_row(entry.insert_row, row)
     options = msgspec.json.decode(row.replace or "{}", type=dict[str, Any])
     if "scheduled_at" in options:
@@ -248,9 +248,9 @@ def recording() -> Generator[RecordedJobs]:
     The inserts check args, options, kinds and unique keys as usual, and call hooks and middleware.
     They ignore `tx`. A job is a duplicate if a recorded job has the same unique key.
 
-    All clients of the process are recorded: in this task or thread, in tasks that it starts, and in
-    other tasks and threads that have no recording of their own. If recordings are nested, the inner
-    one receives the jobs.
+    The inserts of all clients in the process are recorded: in this task or thread, in tasks that
+    it starts, and in other tasks and threads that have no recording of their own. If recordings are
+    nested, the inner recording receives the jobs.
     """
     recorded = RecordedJobs()
     with recording_with(recorded):

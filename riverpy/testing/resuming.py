@@ -19,7 +19,7 @@ def resumable_after(opts: InsertOpts | None, step: str) -> InsertOpts:
         job = make_job(Import(file="a.csv"), resumable_after(None, "fetch"))
 
     Args:
-        opts: other options, which the result contains too. None: no other options.
+        opts: other options to include in the result. None: no other options.
         step: the name of the step.
     """
     return _add_metadata_to_opts(opts, {STEP_METADATA_KEY: step})
@@ -30,7 +30,7 @@ def resumable_at(opts: InsertOpts | None, step: str, cursor: object) -> InsertOp
     earlier steps and runs this step with the cursor, as if an earlier attempt had failed in it.
 
     Args:
-        opts: other options, which the result contains too. None: no other options.
+        opts: other options to include in the result. None: no other options.
         step: the name of the step.
         cursor: the cursor that the earlier attempt set with `job.set_cursor`.
 

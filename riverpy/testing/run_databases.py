@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 DATABASE_NAME_PREFIX: Final = "riverpy_pytest_"
 RUN_NUMBER_MAX: Final = 0x7FFFFFFF
-"""The largest number that a run may have. The number is a PostgreSQL `integer`, because it is the
-second key of advisory locks."""
+"""The largest allowed run number. Advisory locks have the run number as their second key, which is
+a PostgreSQL `integer`."""
 LOCK_TIMEOUT: Final = 2.0
-"""How long to wait if an open session of a test has locked a table, in seconds. After that, the
-session is ended."""
+"""How long to wait for a table that an open session of a test has locked, in seconds. After that,
+this session is ended."""
 
 CLOSE_CHECKS_MAX: Final = 100
-"""How many times to check, every 10 ms, whether the open transactions of a test have ended. After
-that, their sessions are ended."""
+"""How many times to check, every 10 ms, whether a test's transactions have ended. After that, the
+sessions whose transactions are still open are ended."""
 
 
 class UnusableServerError(DatabaseError):
@@ -81,7 +81,7 @@ def open_pytest_run_databases(
         server_url: the URL of a database on the server. Its role must be allowed to create
             databases. This database itself is not changed.
         run: the number of the run, the same for all its processes, at most `RUN_NUMBER_MAX`.
-        worker: the name of this process. Each process of the run needs another name.
+        worker: the name of this process. Each process of the run needs its own name.
         url_setting_name: the name of the setting that has the URL, for error texts.
 
     Raises:
@@ -211,7 +211,7 @@ class PytestRunDatabases:
 
     def empty_tables(self) -> None:
         """Empty the tables of this process's database, except tables that have rows in the template
-        database. If a lock of another session blocks this for 2 seconds, end the session.
+        database. If a lock of another session blocks this for 2 seconds, end that session.
 
         Raises:
             TransactionError: a session had to be ended, or cannot be ended. The error text
@@ -334,7 +334,7 @@ def _describe_session(row: Any) -> str:
 
 
 def _call_in_new_loop(function: Callable[[str], Awaitable[object] | object], url: str) -> None:
-    """Call the user's function with a URL. If it is async, run it to its end in a new event
+    """Call the user's function with a URL. If the function is async, run it in a new event
     loop."""
     result = function(url)
     if isawaitable(result):

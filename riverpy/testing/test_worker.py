@@ -111,7 +111,8 @@ class TestWorker:
             tx: as for `work`.
 
         Raises:
-            ClientStateError: the job is pending, running or ended; or its code does not end.
+            ClientStateError: the job is pending, running or ended; or its code does not end
+                after its timeout.
             NotFoundError: there is no such job.
             TransactionError: as `work`.
         """

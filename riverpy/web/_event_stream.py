@@ -45,7 +45,7 @@ HEARTBEAT_INTERVAL = 15.0
 """If there is no event for this number of seconds, a comment is sent, so that proxies keep the
 connection open."""
 SENT_OUTPUT_LENGTH_MAX = 1024 * 1024
-"""The maximum number of bytes of an output as JSON. A larger output is not sent."""
+"""The maximum size of an output as JSON, in bytes. A larger output is not sent."""
 _HEARTBEAT = b": heartbeat\n\n"
 _STREAM_START = b": riverpy\n\n"
 """The first bytes of a stream. They show the browser that the connection works."""
@@ -64,8 +64,8 @@ def event_stream(
     web framework, with `Content-Type: text/event-stream`. For FastAPI and Starlette,
     `riverpy.web.events` returns a complete endpoint.
 
-    With `job_id`, the stream contains the changes of this job until its end, as in
-    `riverpy.web.events`. Without `job_id`, it contains the events of all workers, as
+    With `job_id`, the stream contains the changes of this job, as in `riverpy.web.events`, and ends
+    when the job has ended. Without `job_id`, it contains the events of all workers, as
     `client.subscribe(…, fleet=True)` returns them. The stream also ends when the client is closed
     or uvicorn stops.
 
@@ -132,7 +132,7 @@ async def stream_job_changes(
 
     Args:
         rows: reads the versions of the row.
-        last_event_id: the version that the browser already has, which is not sent.
+        last_event_id: the version that the browser has already received. It is not sent again.
         first_row: the first version, if the caller has already read it.
     """
     reader, encoder = _StreamReader(), _JobEventEncoder(last_event_id)

@@ -61,7 +61,7 @@ def lifespan(
             error. If no server handles SIGTERM in this process, as in a test, the lifespan raises
             the error at once.
         inner: the application's own lifespan, a function with `@asynccontextmanager`. The state
-            that it yields is passed on.
+            that `inner` yields is part of the state that the returned lifespan yields.
 
     Raises:
         ConfigError: `client` is not a client, or `inner` is not a function.
@@ -144,9 +144,8 @@ class _WebWorker:
         self._has_started = False
         self._ended = anyio.Event()
         self.failure: Exception | None = None
-        """The error with which the client's run failed. Because of this error, the server was
-        requested to stop. The lifespan raises the error at its end, after requests and the inner
-        lifespan have ended."""
+        """The error that ended `Client.run` and made the web server stop; None: no such error. The
+        lifespan raises the error at its end, after requests and the inner lifespan have ended."""
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
@@ -190,7 +189,7 @@ def _request_server_stop() -> bool:
     signal and return False.
 
     A child process of a server, such as a worker of Hypercorn, may have no handler for SIGTERM.
-    Then the signal ends the process at once, and the server reports it.
+    Then the signal ends the child process at once, and the server reports that it has ended.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
