@@ -20,7 +20,7 @@ ArgsT = TypeVarTuple("ArgsT")
 CursorT = TypeVar("CursorT")
 ResultT = TypeVar("ResultT")
 JsonT = TypeVar("JsonT", bound="str | int | float | bool | list[Any] | dict[str, Any] | None")
-"""The type of a value that is the same after it was encoded as JSON and decoded again."""
+"""A type whose values do not change when they are encoded as JSON and decoded again."""
 
 
 class StepRunner(Protocol):
@@ -189,8 +189,9 @@ class StepMethods:
         Without `tx`, they are stored at most once a second, and only if they have changed. With
         `tx`, they are stored in the caller's transaction, together with the running step: the
         cursor of a step with a cursor is stored, and a step without a cursor is stored as
-        completed, although it still runs. So make this call the last one in the transaction. After
-        a rollback, the next attempt continues from the state that was stored before.
+        completed, although it still runs. So make this call the last one in the transaction. If the
+        transaction is rolled back, the next attempt continues from the state that was stored before
+        the transaction.
 
         Without `tx`, or with an async session as `tx`, await the call. With a blocking session,
         which a step may use in a thread, do not await the call: it returns when the state is
@@ -198,7 +199,7 @@ class StepMethods:
 
         Args:
             tx: the transaction in which the running step writes its data.
-            now: store also if they were stored less than a second ago. Default False.
+            now: store even if the last store was less than a second ago. Default False.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client: end the job. A

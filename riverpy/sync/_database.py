@@ -23,8 +23,8 @@ _LOGIN_REFUSED_TEXTS = (
     "no pg_hba.conf entry",
 )
 """Parts of libpq's error texts for refused logins, because these errors have no code. If the server
-sends texts in another language, a refused login is not recognized, and the call is repeated for a
-while."""
+sends texts in another language, riverpy does not recognize a refused login, and retries the call
+for a while."""
 Isolation: TypeAlias = Literal["read_committed", "repeatable_read"] | None
 """The isolation level of a transaction; None: the default of the connection."""
 

@@ -1,4 +1,4 @@
-"""SqlAlchemyDatabase: opens transactions of a blocking client on an engine of SQLAlchemy."""
+"""SqlAlchemyDatabase: opens transactions of a blocking client on a SQLAlchemy engine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class SqlAlchemyDatabase(BlockingDatabase):
-    """Opens the transactions of a blocking client on the caller's engine of SQLAlchemy. It never
-    closes the engine."""
+    """Opens the transactions of a blocking client on the caller's SQLAlchemy engine. Never closes
+    the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -52,8 +52,8 @@ class SqlAlchemyDatabase(BlockingDatabase):
 
 @contextmanager
 def _connect(engine: Engine) -> Generator[Connection]:
-    """Return a context manager that connects when its block begins, so that errors are raised
-    there. `engine.connect()` connects before the block."""
+    """Return a context manager that connects when it is entered. `engine.connect()` connects
+    earlier, when it is called, so that its errors would not be translated."""
     with engine.connect() as connection:
         yield connection
 

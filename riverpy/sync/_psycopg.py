@@ -1,4 +1,4 @@
-"""Opens transactions of a blocking client on a connection or a pool of psycopg."""
+"""Opens transactions of a blocking client on a psycopg connection or pool."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _ISOLATION_LEVELS = {
 def open_transaction(
     connection: psycopg.Connection[Any], isolation: Isolation
 ) -> Generator[PsycopgSession]:
-    """Open a transaction with an isolation level. The connection must not be in a transaction. Its
-    own isolation level is restored after the transaction."""
+    """Open a transaction with an isolation level. The connection must not be in a transaction.
+    After the transaction, the isolation level that the connection had before is restored."""
     before = connection.isolation_level
     level = before if isolation is None else _ISOLATION_LEVELS[isolation]
     if level != before:  # psycopg sends the isolation level with the next BEGIN, not now
@@ -55,8 +55,8 @@ def open_transaction(
 
 
 class PsycopgConnectionDatabase(BlockingDatabase):
-    """Opens the transactions of a blocking client on the caller's connection of psycopg. Only one
-    thread at a time has a transaction."""
+    """Opens the transactions of a blocking client on the caller's psycopg connection. Only one
+    thread at a time can have a transaction open."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -86,8 +86,8 @@ class TypedPsycopgPool(Protocol):
 
 
 class PsycopgPoolDatabase(BlockingDatabase):
-    """Opens the transactions of a blocking client on the caller's pool of psycopg. It never closes
-    the pool."""
+    """Opens the transactions of a blocking client on the caller's psycopg pool. Never closes the
+    pool."""
 
     def __init__(self, pool: TypedPsycopgPool) -> None:
         self._pool = pool

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 STATEMENT_TIMEOUT = 30.0
 """The server's timeout for one statement, in seconds."""
 NETWORK_TIMEOUT = 30.0
-"""Seconds without a network answer from the server after which a connection counts as lost."""
+"""After this many seconds without a network answer from the server, a connection counts as lost."""
 FREE_CONNECTION_TIMEOUT = 10.0
 """How long a call waits for a free connection if all connections are in use, in seconds."""
 IDLE_CONNECTION_LIFETIME = 300.0
-"""Seconds after which an idle connection is closed instead of being used again."""
+"""How long a connection may be idle, in seconds. A connection that was idle longer is closed
+instead of being used again."""
 _KEEPALIVE_COUNT = 3
 
 

@@ -108,8 +108,8 @@ class PollingWaitMethods(ClientMethods):
         return [row_by_id[job_id] for job_id in ids]
 
     async def _poll_jobs(self, wait: JobWaitCall, states: dict[int, JobState]) -> None:
-        """Read the states of the awaited jobs that have not ended so far, and the rows of those
-        that have ended now."""
+        """Poll once: read the states of the jobs that had not ended before, and the rows of those
+        that have ended since."""
         schema, ids = self._config.schema, list(wait.waiting_ids)
         with translate_insert_errors(None, in_savepoint=True):
             async with self._transaction(None) as connection:
@@ -163,8 +163,8 @@ class BlockingWaitMethods:
             WaitTimeoutError: the job did not end in time. It is not changed.
             NotFoundError: there is no job with this id, or it was deleted.
             ConfigError: the id is not a 64-bit integer, or the timeout is not above zero.
-            TransactionError: the client uses a transaction of yours that is open, as in Django's
-                `atomic()`, or a connection of psycopg that is in a transaction.
+            TransactionError: the client would wait inside your open transaction, for instance in
+                Django's `atomic()` or on a psycopg connection that is in a transaction.
             ClientStateError: the client has no database, or is closed.
             JobDamagedError: the server cannot read the job.
         """

@@ -84,7 +84,8 @@ class Client(BlockingWaitMethods):
             config: the settings. A blocking client uses only the settings for inserts, `schema`,
                 `id` and `name`, and with a URL also `pool_size` and `pooler`.
             password: a function, async or not, that returns the password. The client calls it in a
-                thread for each new connection. The URL must not have a password then.
+                thread for each new connection. If this function is given, the URL must not have a
+                password.
 
         Raises:
             ConfigError: an argument is not allowed, or psycopg is not installed.
@@ -185,8 +186,8 @@ class Client(BlockingWaitMethods):
     def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
     ) -> list[InsertResult]:
-        """Insert jobs in one statement. After an error no job is inserted. Returns the results in
-        the order of `params`.
+        """Insert jobs in one statement. If the call raises an error, no job is inserted. Returns
+        the results in the order of `params`.
 
         Raises:
             InsertError: `params` is empty, or a job is not allowed. Nothing was sent.
@@ -197,8 +198,8 @@ class Client(BlockingWaitMethods):
     def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
     ) -> int:
-        """Insert jobs with COPY, which is the fastest way. After an error no job is inserted.
-        Returns the number of inserted jobs.
+        """Insert jobs with COPY, which is the fastest way. If the call raises an error, no job is
+        inserted. Returns the number of inserted jobs.
 
         Raises:
             UniqueConflictError: a job with the same unique key exists. No job was inserted, and

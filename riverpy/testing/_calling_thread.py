@@ -63,19 +63,19 @@ class CallingThreadExecutor(Executor):
         self._task: asyncio.Task[Any] | None = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Request that the calling thread runs a function. Return the future of its result."""
+        """Queue a function for the calling thread, and return the future of its result."""
         future: Future[T] = Future()
         self._calls.put(_Call(future, lambda: fn(*args, **kwargs)))
         return future
 
     async def call_in_calling_thread(self, function: Callable[[], T]) -> T:
-        """Let the calling thread run a function, and return the result of the function."""
+        """Run a function in the calling thread, and return its result."""
         return await asyncio.wrap_future(self.submit(function))
 
     def run_in_event_loop_thread(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run an async function to its end in another thread, and return its result. Until then,
-        execute the functions that are passed to `submit` and `call_in_calling_thread` in this
-        thread."""
+        """Run an async function to its end in another thread, and return its result. Until it ends,
+        the calling thread executes the functions that are passed to `submit` and
+        `call_in_calling_thread`."""
         result: Future[T] = Future()
         context = contextvars.copy_context()
         thread = threading.Thread(
@@ -117,11 +117,11 @@ class CallingThreadExecutor(Executor):
 
 
 def _set_sync_to_async_executor(executor: Executor) -> None:
-    """Let asgiref's `sync_to_async`, which Django's async ORM uses, run its functions in this
-    executor if it is called in the current thread.
+    """Make asgiref's `sync_to_async`, which Django's async ORM uses, run its functions in
+    `executor` when it is called in the current thread.
 
-    In any other thread, Django would use another connection than the test, and commit on this
-    connection."""
+    In any other thread, Django would not use the test's connection, but open another one and
+    commit on it."""
     if (module := sys.modules.get("asgiref.sync")) is not None:
         module.AsyncToSync.executors.current = executor
 
@@ -182,7 +182,7 @@ class CallingThreadSession(CallerSession):
         return self._open_in_calling_thread(self._session.transaction)
 
     async def copy_to_table(self, *args: Any, **settings: Any) -> object:
-        """Insert rows with COPY. The arguments are those of the session's own method."""
+        """Insert rows with COPY. Takes the arguments of the blocking session's `copy_to_table`."""
         copy: Any = getattr(self._session, "copy_to_table")  # noqa: B009 (only some have it)
         return await self._run_in_calling_thread(lambda: copy(*args, **settings))
 
@@ -222,7 +222,7 @@ async def _exit_context(
 
 
 class _CallingThreadSavepoint(NestedTransaction):
-    """A savepoint of a blocking session. It is ended in the thread of the session."""
+    """A savepoint of a blocking session. `end` runs in the thread of the session."""
 
     def __init__(
         self,

@@ -227,7 +227,7 @@ def _refuse_connection() -> NoReturn:
 
 
 class _ReentrantTaskLock:
-    """A lock that the task which holds it can acquire again."""
+    """A reentrant lock: the task that holds the lock can acquire it again."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock(fast_acquire=True)

@@ -58,15 +58,15 @@ _JOB_EVENT_KINDS = tuple(kind for kind in EventKind if kind.value.startswith("jo
 
 
 class _ResultStoringConnection(InlineConnection):
-    """The connection on which the completer stores results. It keeps the error of a failed
-    statement for the test, because the completer would only send the results again."""
+    """The connection on which the completer stores results. Keeps the error of a failed statement
+    so that `work_job` can raise it. The completer does not raise this error: it sends the results
+    again."""
 
     def __init__(self, open_transaction: TransactionOpener) -> None:
         super().__init__("results", open_transaction)
         self.error: Exception | None = None
-        """The last error after which a running client would send the results again. In a test,
-        `work_job` raises this error instead if the result was not stored. None: there was no such
-        error."""
+        """The last error after which a running client would send the results again. If the result
+        was not stored, `work_job` raises this error. None: there was no such error."""
         self.on_error: Callable[[], object] | None = None
         """A callback that is called when `error` is set."""
 
@@ -78,7 +78,8 @@ class _ResultStoringConnection(InlineConnection):
             async with super().acquire(purpose, timeout) as connection:
                 yield RawTimestampConnection.wrap(connection)
         except Exception as error:
-            # The completer handles these two errors: it replaces the result, or skips locked rows.
+            # Record no error that the completer handles: after a data error it replaces the result,
+            # and after a lock error it skips the locked rows.
             if not (is_data_error(error) or isinstance(error, LockNotAvailableError)):
                 self.error = error
                 if self.on_error is not None:
@@ -169,7 +170,8 @@ class InlineJobRunner:
         """Work one waiting job, and return how the attempt ended. Call this only once.
 
         Raises:
-            ClientStateError: the job is pending, running or ended; or its code does not end.
+            ClientStateError: the job is pending, running or ended; or its code does not end after
+                it was cancelled.
             NotFoundError: there is no job with this id.
             TransactionError: the code of the job has ended or aborted the test's transaction.
             JobDamagedError: the server cannot read the job.
@@ -177,7 +179,7 @@ class InlineJobRunner:
         row = await self._claim_job(job_id)
         error: Exception | None = None
         async with self._parts.subscriptions.subscribe(_JOB_EVENT_KINDS, 2) as events:
-            # Catch the error and raise it after this block, which would raise an exception group.
+            # Raise an error only after this block: inside, it would become an exception group.
             async with self._completer.storing_results(self._wait_until_stored):
                 try:
                     await self._run_attempt(row)
@@ -228,7 +230,7 @@ class InlineJobRunner:
             self._completer.add_ended_attempt(attempt)
 
     def _get_cancelled_job_timeout(self) -> float:
-        """Return how long to wait for a cancelled job; 0 if it is already stuck."""
+        """Return how many seconds to wait for a cancelled job; 0 if the job is already stuck."""
         return 0.0 if self._stuck_handler.is_stuck else CANCELLED_JOB_TIMEOUT
 
     async def _claim_job(self, job_id: int) -> list[Any]:
@@ -250,7 +252,7 @@ class InlineJobRunner:
         return row
 
     async def _wait_until_stored(self, ended: asyncio.Event) -> None:
-        """Wait until the completer has stored the result, or until its statement has failed, but at
+        """Wait until the completer has stored the result, or its SQL statement has failed. Wait at
         most `RESULT_TIMEOUT` seconds. The completer sets `ended` when all results are stored."""
         self._connection.on_error = ended.set
         if self._connection.error is None:

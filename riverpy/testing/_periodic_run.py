@@ -50,7 +50,7 @@ due."""
 
 
 class TestTime:
-    """The time of a test, as `advance` moves it: the server's time plus `offset`."""
+    """The time of a test: the server's time plus `offset`, which `advance` increases."""
 
     def __init__(self, offset: timedelta) -> None:
         self.offset = offset
@@ -101,7 +101,7 @@ class _TestTimeInserter:
     def __init__(self, inserter: Inserter, time: TestTime) -> None:
         self._inserter, self._time = inserter, time
         self.offset_by_job_id: dict[int, timedelta] = {}
-        """The value of `TestTime.offset` at the insert of each job, by job id."""
+        """For each job id: the value of `TestTime.offset` when the job was inserted."""
 
     def prepare_periodic_job(
         self, args: Args, opts: InsertOpts, *, due_at: datetime
@@ -113,7 +113,8 @@ class _TestTimeInserter:
         return job
 
     async def insert_prepared_jobs(self, jobs: list[PreparedJob], *, tx: Any) -> list[InsertResult]:
-        """Insert the jobs, as `Inserter.insert_prepared_jobs` does, and record the offset."""
+        """Insert the jobs, as `Inserter.insert_prepared_jobs` does, and record the offset of the
+        test's time for each inserted job."""
         results = await self._inserter.insert_prepared_jobs(jobs, tx=tx)
         for result in results:
             if not result.unique_skipped_as_duplicate:
@@ -164,7 +165,7 @@ class PeriodicServiceRunner:
 
     @property
     def offset_by_job_id(self) -> dict[int, timedelta]:
-        """The value of `TestTime.offset` at the insert of each job, by job id."""
+        """For each job id: the value of `TestTime.offset` when the job was inserted."""
         return self._inserter.offset_by_job_id
 
     async def insert_due_jobs(self) -> None:

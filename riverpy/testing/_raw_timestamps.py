@@ -34,7 +34,8 @@ def find_timestamp_parameters(statement: str) -> frozenset[int]:
 
 
 class RawTimestampConnection:
-    """An adapter of a connection. Its timestamps are integers: microseconds since 2000."""
+    """An adapter of a connection that reads and writes timestamps as integers: microseconds since
+    the beginning of 2000."""
 
     def __init__(self, connection: Transaction) -> None:
         """Create the adapter. `connection` is an asyncpg connection, or riverpy's own adapter of a

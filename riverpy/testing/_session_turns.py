@@ -42,8 +42,9 @@ class MixedSessionsError(TransactionError):
 
 
 TURN_TIMEOUT = 2.0
-"""How long a task waits for the transaction of another task, in seconds. Then it begins its own
-transaction, although the two overlap, because the other task may be waiting for this task."""
+"""How long a task waits for the transaction of another task, in seconds. After this time, the task
+begins its own transaction although the two overlap, because the other task may be waiting for
+it."""
 
 _READ_ONLY_KEYWORDS = frozenset({"select", "savepoint", "release", "rollback", "set", "show"})
 
@@ -52,24 +53,24 @@ class _ConnectionTurn:
     """A turn: the time in which one session, or one call of a client, has an open savepoint."""
 
     def __init__(self, session: object | None) -> None:
-        """Begin a turn of `session`, which is stored as a weak reference. None: it is the turn of a
-        call of a client."""
+        """Begin a turn of `session`, which is stored as a weak reference. None: the turn belongs to
+        a client call."""
         self._task = get_current_task()
         self._session = None if session is None else weakref.ref(session)
         self.has_ended = False
         self.is_committed = False
         self.has_written = False
         self.has_committed_inside = False
-        """Whether another session began a turn after this one, wrote, and committed. A rollback of
-        this turn undoes this commit."""
+        """Whether, since this turn began, another session has begun a turn, written and committed.
+        If this turn is rolled back, that commit is undone."""
 
     @property
     def is_of_session(self) -> bool:
-        """Whether the turn belongs to a session. Otherwise it belongs to a call of a client."""
+        """Whether the turn belongs to a session. Otherwise it belongs to a client call."""
         return self._session is not None
 
     def is_open(self) -> bool:
-        """Return whether the turn has not ended, and its session and task still exist."""
+        """Return False if the turn or its task has ended, or its session no longer exists."""
         is_forgotten = self._session is not None and self._session() is None
         has_task = self._task is None or not self._task.done()
         return not (self.has_ended or is_forgotten) and has_task
@@ -128,7 +129,8 @@ class SessionTurns:
         """Check that no other session has an open turn that began after the turn of this session.
 
         Raises:
-            MixedSessionsError: such a session is open. The commit would remove its savepoint.
+            MixedSessionsError: another session has a later open turn. The commit would remove its
+                savepoint.
         """
         turn = self._turn_by_session.get(session)
         if turn is not None and self._has_later_open_session_turn(turn):
@@ -146,7 +148,8 @@ class SessionTurns:
         return turn is not None and not turn.has_ended
 
     def can_begin_turn(self) -> bool:
-        """Return whether the calling task may begin a turn now."""
+        """Return whether the calling task may begin a turn now: no turn is open, or the newest
+        open turn was begun by this task, or by its parent task before it started this task."""
         self._turns = [turn for turn in self._turns if turn.is_open()]
         return not self._turns or self._turns[-1] in _turns_of_task.get()
 
@@ -158,8 +161,8 @@ class SessionTurns:
                 await self._ended.wait()
 
     def begin_turn(self, session: object | None) -> _ConnectionTurn:
-        """Begin a turn of the calling task. It belongs to `session` or, if that is None, to a call
-        of a client."""
+        """Begin a turn of the calling task. The turn belongs to `session` or, if that is None, to a
+        client call."""
         turn = _ConnectionTurn(session)
         self._turns.append(turn)
         if session is not None:
@@ -177,13 +180,13 @@ class SessionTurns:
     def _check_overlap_at_turn_end(self, turn: _ConnectionTurn) -> None:
         """At the end of a turn, set `error` if the sessions overlapped in a wrong way.
 
-        For a turn with a commit, set no error. But the rollback of a turn that began earlier would
-        undo this commit. So if this turn has written, or if another session has committed inside
-        it, set `has_committed_inside` of all earlier turns.
+        A committed turn sets no error. But the rollback of an earlier turn would undo its commit.
+        So if the committed turn has written, or another session has committed inside it, set
+        `has_committed_inside` of all turns that began earlier.
 
-        For a turn without a commit, set `error` in two cases: a session whose turn began later is
-        still open, or another session has committed inside this turn, so that the rollback of this
-        turn undoes that commit."""
+        A turn without a commit sets `error` in two cases: a session whose turn began later is still
+        open, or another session has committed inside this turn, so that the rollback of this turn
+        undoes that commit."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:
@@ -200,8 +203,8 @@ class SessionTurns:
 
     @asynccontextmanager
     async def hold_turn(self) -> AsyncGenerator[None]:
-        """Return a context manager that holds a turn for a call of a client. Other tasks wait until
-        the turn has ended, but at most `TURN_TIMEOUT` seconds."""
+        """Return a context manager that holds a turn for a client call. Other tasks wait until the
+        turn has ended, but at most `TURN_TIMEOUT` seconds."""
         if not self.can_begin_turn():
             await self.wait_until_turn_can_begin()
         turn = self.begin_turn(None)
@@ -233,5 +236,5 @@ def sharing_turns(turns: SessionTurns) -> Generator[None]:
 
 def hold_shared_turn() -> AbstractAsyncContextManager[None]:
     """Return a context manager that waits for a turn of the test's connection and holds it. If the
-    sessions of the running test do not share a connection, it does nothing."""
+    sessions of the running test do not share a connection, the context manager does nothing."""
     return _shared_turns[-1].hold_turn() if _shared_turns else nullcontext()

@@ -19,7 +19,7 @@ class TestTransaction(NamedTuple):
     """The transaction of a test, for code in the event loop and for blocking jobs."""
 
     tx: CallerTransaction
-    """The session of the test. If that is blocking, an async adapter of it."""
+    """The session of the test or, if the session is blocking, an async adapter of it."""
     blocking_tx: BlockingTransaction | None = None
     """The session of the test if it is blocking; otherwise None."""
     thread: CallingThreadExecutor | None = None

@@ -88,7 +88,8 @@ class JobSavepoint:
             raise TransactionError(_ABORTED_ERROR_TEXT) from cause
 
     async def _find_transaction_error(self) -> Exception | None:
-        """Return the error that shows why the transaction cannot be used; None: it can be used."""
+        """Check the transaction with a query. Return the error if the transaction cannot be used,
+        otherwise None."""
         try:
             await read_server_time(validate_and_adapt_tx(self._tx))
         except (TransactionError, *DATABASE_ERRORS) as error:

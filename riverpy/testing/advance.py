@@ -52,7 +52,7 @@ def advance(
     past: `scheduled_at`, `created_at`, `attempted_at`, `finalized_at`, the time at which a job
     expires, and the next runs of periodic jobs. Use it only in a database for tests.
 
-    Then it makes due jobs available, but does not work them: `drain` does. If the client's
+    Then `advance` makes due jobs available. It does not work them: `drain` does. If the client's
     `Config.clock` is a `FixedClock`, this clock is moved too, so that the periods of
     `UniqueOpts.by_period` end. With a blocking session as `tx` the call needs no `await`.
 
@@ -127,8 +127,8 @@ class _TimeAdvancer:
         self._has_periodic_table = False
 
     async def advance_by(self, duration: timedelta) -> None:
-        """Move the time to each due time of a periodic job and insert its job, then move it to the
-        end of `duration`.
+        """Move the test's time to each due time of a periodic job in `duration`, and insert the
+        jobs that are due. Then move the time to the end of `duration`.
 
         The rows of jobs are moved only once, at the end, because each move rewrites all rows.
         """
