@@ -92,7 +92,8 @@ def _list_stop_signals() -> list[int]:
 
 
 class _BatchChange(NamedTuple):
-    """A change of all jobs that match filters, with the options of the command."""
+    """What a command for many jobs was asked to do: the verb, the filters of the jobs, and the
+    options."""
 
     verb: BatchVerb
     filters: JobFilters

@@ -30,8 +30,8 @@ _VALUE_LENGTH_MAX = 200
 
 
 _SHOWN_START_LENGTH = 40
-"""If two long values begin with the same text, an error text shows them only from this number of
-characters before their first difference."""
+"""If two long values begin with the same text, an error text leaves out the beginning of both. It
+shows this many characters before their first difference."""
 
 
 class FieldDifference(NamedTuple):
